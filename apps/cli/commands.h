@@ -1,0 +1,30 @@
+// The commands of the program, free of the option parser.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "orrery/engine.h"
+
+namespace orrery::cli {
+
+// Flags that name files rather than settings.
+struct GenerateFiles {
+  std::filesystem::path model;
+  std::filesystem::path output = ".";
+  std::filesystem::path prompt_file, negative_prompt_file;
+  std::filesystem::path vision, video, action;
+  std::filesystem::path latents, save_latents, save_action, report;
+  int crf = 18;
+  bool quiet = false;
+};
+
+// Each returns the process's exit status or throws Error.
+int generate(Request request, const GenerateFiles& files, EngineOptions options);
+int plan(const Request& request, const std::filesystem::path& model, EngineOptions options, bool json);
+
+// 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
+int exit_status(ErrorKind kind);
+
+}  // namespace orrery::cli

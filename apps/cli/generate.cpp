@@ -1,0 +1,114 @@
+#include <csignal>
+#include <cstdio>
+
+#include "commands.h"
+#include "orrery/media.h"
+#include "progress.h"
+
+namespace orrery::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The one thing a signal handler may touch.
+volatile std::sig_atomic_t interrupted = 0;
+
+// Ctrl-C asks for an orderly stop; a second one ends the process at once.
+void watch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = SA_RESETHAND;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+// A folder stands for a file of the usual name in it.
+fs::path output_file(const fs::path& output, int64_t frames) {
+  if (!fs::is_directory(output)) return output;
+  return output / (frames == 1 ? "sample.png" : "sample.mp4");
+}
+
+void check_writable(const fs::path& file, const char* flag) {
+  if (file.empty()) return;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder)) {
+    throw Error(ErrorKind::not_found, std::string(flag) + ": the folder " + folder.string() + " does not exist");
+  }
+}
+
+}  // namespace
+
+int exit_status(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::invalid_argument:
+    case ErrorKind::not_found:
+    case ErrorKind::corrupt:
+    case ErrorKind::unsupported:
+    case ErrorKind::numeric: return 2;
+    case ErrorKind::cancelled: return 130;
+    case ErrorKind::out_of_memory:
+    case ErrorKind::device: return 1;
+  }
+  return 1;
+}
+
+int generate(Request request, const GenerateFiles& files, EngineOptions options) {
+  ProgressPrinter printer(files.quiet);
+  options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
+  if (!files.prompt_file.empty()) load_prompt(files.prompt_file, request);
+  if (!files.vision.empty()) request.image = load_image(files.vision);
+  if (!files.video.empty()) request.video = load_video(files.video);
+  if (!files.action.empty() && request.action) request.action->raw_actions = load_actions(files.action);
+  if (!files.latents.empty()) request.latents = load_latents(files.latents);
+
+  // Everything that can be refused is refused before a weight is read.
+  const Outline outline = check_request(files.model, request);
+  const fs::path output = output_file(files.output, outline.frames);
+  check_output(output, outline.frames);
+  check_writable(files.save_latents, "--save-latents");
+  check_writable(files.save_action, "--save-action");
+  check_writable(files.report, "--report");
+
+  watch_interrupts();
+  Engine engine = Engine::open(files.model, options);
+  printer.line("orrery " + version() + " on " + engine.device_description());
+  printer.line(engine.describe(request));
+  std::stop_source stop;
+  const Result result = engine.generate(
+      request,
+      [&](const Progress& progress) {
+        printer(progress);
+        if (interrupted) stop.request_stop();
+      },
+      stop.get_token());
+
+  save_output(output, result, files.crf);
+  if (!files.save_latents.empty()) save_latents(files.save_latents, result);
+  if (!files.save_action.empty()) save_action(files.save_action, result);
+  if (!files.report.empty()) save_text(files.report, result.report);
+  std::printf("%s\n", output.string().c_str());
+  return 0;
+}
+
+int plan(const Request& request, const fs::path& model, EngineOptions options, bool json) {
+  const Plan plan = plan_request(model, request, options);
+  if (json) {
+    std::printf("%s\n", to_json(plan).c_str());
+    return 0;
+  }
+  std::printf("%s\n", plan.summary.c_str());
+  std::printf("tokens      %lld generation, %lld text\n", static_cast<long long>(plan.tokens),
+              static_cast<long long>(plan.text_tokens));
+  std::printf("memory      %.1f MB weights, %.1f MB activations, %.1f MB state\n", 1e-6 * static_cast<double>(plan.weight_bytes),
+              1e-6 * static_cast<double>(plan.activation_bytes), 1e-6 * static_cast<double>(plan.state_bytes));
+  for (const Plan::Stage& stage : plan.stages) {
+    std::printf("%-11s %12.3f GFLOP %12.3f GB", stage.name.c_str(), stage.flops * 1e-9, stage.bytes * 1e-9);
+    if (stage.floor_seconds > 0) std::printf("   floor %9.3f s", stage.floor_seconds);
+    std::printf("\n");
+  }
+  std::printf("%s\n", plan.ceiling.c_str());
+  return 0;
+}
+
+}  // namespace orrery::cli

@@ -1,0 +1,186 @@
+// orrery: the command line.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+
+#include "commands.h"
+#include "orrery/media.h"
+
+namespace {
+
+using namespace orrery;
+
+const std::vector<std::string> kOnOff{"on", "off"};
+
+// Flags that say what to generate; shared by generate and plan.
+struct RequestFlags {
+  Request request;
+  std::string karras, scheduler, use_system_prompt;
+  std::string action_mode;
+  ActionRequest action;
+  bool no_duration = false, no_resolution = false;
+
+  void add(CLI::App& app) {
+    app.add_option("--negative-prompt", request.negative_prompt, "What the picture should not be");
+    app.add_option("--height", request.height, "Pixels, a multiple of the VAE's factor (16); default 720");
+    app.add_option("--width", request.width, "Pixels, a multiple of the VAE's factor (16); default 1280");
+    app.add_option("--num-frames", request.num_frames, "4 n + 1 frames; 1 makes an image; default 189");
+    app.add_option("--fps", request.fps, "Frames a second")->capture_default_str();
+    app.add_option("--num-inference-steps", request.num_inference_steps, "Denoising steps; default 35");
+    app.add_option("--guidance-scale", request.guidance_scale, "Classifier-free guidance, 1 for none; default 6");
+    app.add_option("--flow-shift", request.flow_shift, "Shift of the sigma grid; switches Karras sigmas off");
+    app.add_option("--karras", karras, "Karras sigmas: on or off; default as the checkpoint, see --scheduler")
+        ->check(CLI::IsMember(kOnOff));
+    app.add_option("--scheduler", scheduler,
+                   "auto: the recommended grid where the checkpoint's own blurs video; checkpoint: the file's own")
+        ->check(CLI::IsMember({"auto", "checkpoint"}));
+    app.add_option("--seed", request.seed, "Seed of the noise")->capture_default_str();
+    app.add_option("--rng", request.rng, "Whose generator's numbers a seed means: PyTorch's cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--noise-dtype", request.noise_dtype, "Stream of that generator: fp32 or bf16")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    app.add_flag("--no-duration-template", no_duration, "Do not append the duration sentence to the prompts");
+    app.add_flag("--no-resolution-template", no_resolution, "Do not append the resolution sentence to the prompts");
+    app.add_option("--use-system-prompt", use_system_prompt, "on or off; default as the checkpoint")
+        ->check(CLI::IsMember(kOnOff));
+    app.add_flag("--vae-tiling", request.vae_tiling, "Decode and encode in spatial tiles: less memory");
+    app.add_flag("--enable-sound", request.enable_sound, "Generate sound with the video");
+    app.add_option("--condition-frame-indexes-vision", request.condition_frame_indexes_vision,
+                   "Latent frames that a conditioning video fixes; default 0 1");
+    app.add_option("--condition-video-keep", request.condition_video_keep, "Which end of the video: first or last")
+        ->check(CLI::IsMember({"first", "last"}));
+    app.add_option("--action-mode", action_mode, "policy, forward_dynamics or inverse_dynamics")
+        ->check(CLI::IsMember({"policy", "forward_dynamics", "inverse_dynamics"}));
+    app.add_option("--action-chunk-size", action.chunk_size, "Actions in the clip")->capture_default_str();
+    app.add_option("--domain-name", action.domain_name, "Embodiment, for example pusht");
+    app.add_option("--view-point", action.view_point, "ego_view, third_person_view, wrist_view or concat_view")
+        ->capture_default_str();
+    app.add_option("--resolution-tier", action.resolution_tier, "256, 480, 704 or 720")->capture_default_str();
+  }
+
+  Request resolve() const {
+    Request out = request;
+    if (!karras.empty()) out.karras = karras == "on";
+    out.checkpoint_scheduler = scheduler == "checkpoint";
+    if (!use_system_prompt.empty()) out.use_system_prompt = use_system_prompt == "on";
+    out.add_duration_template = !no_duration;
+    out.add_resolution_template = !no_resolution;
+    if (!action_mode.empty()) {
+      out.action = action;
+      out.action->mode = action_mode;
+    }
+    return out;
+  }
+};
+
+void add_engine_flags(CLI::App& app, EngineOptions& options) {
+  app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
+  app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")->capture_default_str();
+  app.add_option("--threads", options.num_threads, "CPU threads; 0: all cores");
+  app.add_option("--attention", options.attention, "Attention strategy: a JSON file or JSON text")
+      ->envname("ORRERY_ATTENTION");
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Native inference for NVIDIA Cosmos 3 world models"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", version());
+
+  RequestFlags generate_flags;
+  cli::GenerateFiles files;
+  EngineOptions generate_options;
+  CLI::App* generate = app.add_subcommand("generate", "Make an image or a video from a prompt");
+  generate->add_option("--model", files.model, "Model folder (diffusers layout)")->required();
+  CLI::Option* prompt = generate->add_option("--prompt", generate_flags.request.prompt, "What to generate");
+  generate->add_option("--prompt-file", files.prompt_file,
+                       "File with the prompt: text, or JSON with \"prompt\" and perhaps \"negative_prompt\"; any other "
+                       "JSON object is the caption itself")
+      ->excludes(prompt);
+  generate->add_option("--output", files.output, "File (.mp4 .png .jpg), or a folder for sample.mp4 or sample.png")
+      ->capture_default_str();
+  generate->add_option("--vision-path,--image", files.vision, "Image that becomes the first frame");
+  generate->add_option("--video-path", files.video, "Video that conditions the generation");
+  generate->add_option("--action-path", files.action, "Actions for forward_dynamics: JSON rows or safetensors");
+  generate_flags.add(*generate);
+  add_engine_flags(*generate, generate_options);
+  generate->add_option("--latents", files.latents, "Safetensors file whose \"latents\" replace the noise");
+  generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
+  generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
+  generate->add_option("--report", files.report, "Write a JSON report: settings, times, memory, dispatch");
+  generate->add_flag("--profile", generate_options.profile, "Time every operation for the report");
+  generate->add_option("--crf", files.crf, "H.264 quality, 0 to 51, lower is better")
+      ->check(CLI::Range(0, 51))
+      ->capture_default_str();
+  generate->add_flag("--quiet", files.quiet, "Print nothing but the output's name");
+
+  RequestFlags plan_flags;
+  EngineOptions plan_options;
+  std::filesystem::path plan_model;
+  bool plan_json = false;
+  CLI::App* plan = app.add_subcommand("plan", "Memory, flops and time floor of a request, before loading");
+  plan->add_option("model", plan_model, "Model folder")->required();
+  plan->add_option("--prompt", plan_flags.request.prompt, "Prompt; its length counts")->default_val("A prompt.");
+  plan->add_flag("--json", plan_json, "Print JSON");
+  plan_flags.add(*plan);
+  add_engine_flags(*plan, plan_options);
+
+  std::filesystem::path inspect_model;
+  std::string inspect_strategy;
+  bool inspect_json = false;
+  EngineOptions inspect_options;
+  CLI::App* inspect = app.add_subcommand("inspect", "Components, parameters and abilities of a model folder");
+  inspect->add_option("model,--model", inspect_model, "Model folder")->required();
+  inspect->add_option("--attention", inspect_strategy, "Print this strategy resolved on the model instead");
+  inspect->add_option("--device", inspect_options.device, "Where the strategy would run")->capture_default_str();
+  inspect->add_flag("--json", inspect_json, "Print JSON");
+
+  std::filesystem::path tokenize_model;
+  std::string text;
+  std::vector<int64_t> ids;
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Token ids of a text, or the text of ids");
+  tokenize->add_option("model,--model", tokenize_model, "Model folder")->required();
+  CLI::Option* text_option = tokenize->add_option("text,--text", text, "Text");
+  tokenize->add_option("--decode", ids, "Ids to turn into text")->excludes(text_option);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are successes; whatever else the parser refuses is the user's to mend.
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+
+  if (*generate) return cli::generate(generate_flags.resolve(), files, generate_options);
+  if (*plan) return cli::plan(plan_flags.resolve(), plan_model, plan_options, plan_json);
+  if (*inspect) {
+    std::cout << (inspect_strategy.empty() ? orrery::inspect(inspect_model, inspect_json)
+                                           : orrery::inspect_attention(inspect_model, inspect_strategy, inspect_options));
+    return 0;
+  }
+  if (!ids.empty()) {
+    std::cout << detokenize(tokenize_model, ids) << "\n";
+    return 0;
+  }
+  const char* separator = "";
+  for (int64_t id : orrery::tokenize(tokenize_model, text)) {
+    std::cout << separator << id;
+    separator = " ";
+  }
+  std::cout << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const orrery::Error& error) {
+    std::fprintf(stderr, "orrery: %s\n", error.what());
+    return orrery::cli::exit_status(error.kind());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "orrery: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,67 @@
+# unit_<layer> from src/<layer>/*_test.cpp, conformance, orrery_golden_test, end-to-end tests and fuzz
+# targets (tests/fuzz/*_fuzz.cpp; without libFuzzer they replay their corpus as ordinary tests).
+find_package(GTest REQUIRED)
+
+set(ORRERY_TEST_ENV
+    "ORRERY_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
+    "ORRERY_BINARY=${CMAKE_BINARY_DIR}/orrery")
+
+function(orrery_test name label)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    return()
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE ORRERY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE orrery_options GTest::gtest GTest::gtest_main ${ARG_LIBS})
+  foreach(dep ${ARG_DEPS})
+    target_link_libraries(${name} PRIVATE orrery_${dep})
+  endforeach()
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${label} ENVIRONMENT "${ORRERY_TEST_ENV}" TIMEOUT 1800)
+endfunction()
+
+# Plans are tested by running them.
+set(attention_test_deps cpu)
+foreach(layer base tensor backend cpu dist io text attention model engine)
+  file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${layer}/*_test.cpp)
+  orrery_test(unit_${layer} unit SOURCES ${tests} DEPS ${layer} ${${layer}_test_deps})
+endforeach()
+
+file(GLOB conformance CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/conformance/*.cpp
+     ${PROJECT_SOURCE_DIR}/tests/reference/*.cpp)
+orrery_test(conformance unit SOURCES ${conformance} DEPS backend cpu cuda)
+
+# On a GPU: conformance without the CPU backend, so that the program runs where oneDNN is not, and what only
+# the CUDA backend has.
+if(ORRERY_CUDA)
+  file(GLOB device CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device/*.cpp)
+  orrery_test(device_test device SOURCES ${device} ${conformance} DEPS backend cuda)
+endif()
+
+file(GLOB golden CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/*.cpp)
+orrery_test(orrery_golden_test golden SOURCES ${golden} DEPS engine)
+
+file(GLOB dist CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/dist/*.cpp)
+orrery_test(dist_test dist SOURCES ${dist} DEPS engine)
+
+file(GLOB e2e CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/e2e/*.cpp)
+orrery_test(e2e_test e2e SOURCES ${e2e} DEPS engine)
+
+file(GLOB fuzzers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
+foreach(source ${fuzzers})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE orrery_options orrery_engine)
+  if(ORRERY_FUZZ)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set(arguments -runs=0)
+  else()
+    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.cpp)
+    set(arguments)
+  endif()
+  string(REPLACE "_fuzz" "" corpus ${name})
+  add_test(NAME ${name} COMMAND ${name} ${arguments} ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${corpus})
+  set_tests_properties(${name} PROPERTIES LABELS fuzz)
+endforeach()

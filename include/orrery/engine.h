@@ -1,0 +1,92 @@
+// Orrery's engine: opens a checkpoint, generates.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "orrery/error.h"
+#include "orrery/request.h"
+
+namespace orrery {
+
+struct EngineOptions {
+  std::string device = "cpu";      // cpu, cuda, cuda:1, or auto
+  std::string dtype = "auto";      // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
+  int num_threads = 0;             // CPU threads; 0: all cores of this process
+  std::string attention;           // strategy: JSON text or a file; empty: the checkpoint's, else dense
+  bool profile = false;            // time every operation for the report (slows CUDA down)
+  std::function<void(const std::string&)> log;  // notices, one sentence each; may be empty
+};
+
+// What a request needs, computed by a dry run: no weight is read.
+struct Plan {
+  struct Stage {
+    std::string name;
+    double flops = 0;
+    double bytes = 0;     // moved by its operations
+    int64_t calls = 0;    // how often the stage runs in the request
+    double floor_seconds = 0;  // flops at the ceiling
+  };
+  std::string summary;    // the request in one line
+  std::string ceiling;    // what the floors are computed from
+  std::vector<Stage> stages;
+  int64_t weight_bytes = 0;
+  int64_t activation_bytes = 0;   // arena
+  int64_t state_bytes = 0;        // latents, solver history, text caches, tables
+  int64_t tokens = 0;             // generation tokens
+  int64_t text_tokens = 0;        // conditional branch
+};
+
+// One checkpoint on one device. Not thread-safe: one generate() at a time. Settings of one request never
+// reach the next.
+class Engine {
+ public:
+  // Checks every config, tokenizer and tensor header before any weight is used. Throws Error.
+  static Engine open(const std::filesystem::path& model, const EngineOptions& options = {});
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+  ~Engine();
+
+  // Stops within one step when `stop` is requested: Error{cancelled}.
+  Result generate(const Request& request, const ProgressCallback& progress = {}, std::stop_token stop = {});
+
+  std::string device_description() const;
+  double open_seconds() const;
+  // One line: model, sizes, sampler, what was adjusted and why.
+  std::string describe(const Request& request) const;
+
+ private:
+  struct State;
+  explicit Engine(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// What a request will make.
+struct Outline {
+  int64_t frames = 0, height = 0, width = 0;
+  std::string summary;
+};
+// Throws Error with a sentence when the request cannot run on this model. Reads configs and tokenizer only.
+Outline check_request(const std::filesystem::path& model, const Request& request);
+
+// Memory, flops and floor; reads no weight.
+Plan plan_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options = {});
+std::string to_json(const Plan& plan);
+
+// Components, parameters, bytes and abilities of a model folder, as text for people or JSON.
+std::string inspect(const std::filesystem::path& model, bool json);
+// The resolved attention table of a strategy on a model.
+std::string inspect_attention(const std::filesystem::path& model, const std::string& attention,
+                              const EngineOptions& options = {});
+// Token ids of a text under a model's tokenizer.
+std::vector<int64_t> tokenize(const std::filesystem::path& model, const std::string& text);
+std::string detokenize(const std::filesystem::path& model, const std::vector<int64_t>& ids);
+
+std::string version();
+
+}  // namespace orrery

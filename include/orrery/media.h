@@ -1,0 +1,32 @@
+// Reading what a request is conditioned on and writing what it made.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "orrery/request.h"
+
+namespace orrery {
+
+// Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other object is
+// the caption itself, taken as written.
+void load_prompt(const std::filesystem::path& file, Request& request);
+
+Frames load_image(const std::filesystem::path& file);
+// At most max_frames frames (0: all).
+Frames load_video(const std::filesystem::path& file, int64_t max_frames = 0);
+// JSON ([[...], ...]) or safetensors ("actions").
+FloatTensor load_actions(const std::filesystem::path& file);
+// A safetensors file with a tensor "latents".
+FloatTensor load_latents(const std::filesystem::path& file);
+
+// Refuses, before generation, an output that could not be written: unknown extension, a still image for
+// many frames, a folder that is missing or not writable, an encoder this build lacks.
+void check_output(const std::filesystem::path& file, int64_t frames);
+// Writes a picture (one frame) or a video with sound; to a temporary file, then renamed.
+void save_output(const std::filesystem::path& file, const Result& result, int crf = 18);
+void save_latents(const std::filesystem::path& file, const Result& result);
+void save_action(const std::filesystem::path& file, const Result& result);  // .json or .safetensors
+void save_text(const std::filesystem::path& file, const std::string& text);
+
+}  // namespace orrery

@@ -1,0 +1,89 @@
+// What a caller asks for and gets: plain data.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace orrery {
+
+// 8-bit RGB frames of one size, in memory.
+struct Frames {
+  int64_t count = 0;
+  int64_t height = 0;
+  int64_t width = 0;
+  std::vector<uint8_t> rgb;  // [count, height, width, 3]
+  const uint8_t* frame(int64_t i) const { return rgb.data() + i * height * width * 3; }
+};
+
+// A host tensor of floats, row-major.
+struct FloatTensor {
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+
+struct ActionRequest {
+  std::string mode;              // policy, forward_dynamics, inverse_dynamics
+  int64_t chunk_size = 16;
+  std::string domain_name;       // "pusht", "bridge_orig_lerobot", ...
+  std::string view_point = "ego_view";
+  int64_t resolution_tier = 480;
+  std::optional<FloatTensor> raw_actions;  // [rows, width], model-normalised; forward_dynamics needs it
+};
+
+// One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
+struct Request {
+  std::string prompt;
+  std::string negative_prompt;
+  std::optional<int64_t> height, width, num_frames;  // 720, 1280, 189
+  double fps = 24;
+  std::optional<int64_t> num_inference_steps;        // 35; distilled checkpoints fix it
+  std::optional<double> guidance_scale;              // 6; 1 runs one branch
+  std::optional<double> flow_shift;                  // sets Karras off, as the public entry point does
+  std::optional<bool> karras;
+  bool checkpoint_scheduler = false;                 // the file's own settings, whatever they are
+  int64_t seed = 0;
+  std::string rng = "cpu";                           // cpu or cuda: whose generator's numbers
+  std::string noise_dtype = "fp32";                  // fp32 or bf16: which stream of that generator
+  std::optional<bool> use_system_prompt;             // the checkpoint's default
+  bool add_duration_template = true;
+  bool add_resolution_template = true;
+
+  // Conditioning: at most one of image and video.
+  std::optional<Frames> image;                       // one frame
+  std::optional<Frames> video;
+  std::vector<int64_t> condition_frame_indexes_vision{0, 1};
+  std::string condition_video_keep = "first";        // first or last
+  bool enable_sound = false;
+  std::optional<ActionRequest> action;
+
+  // Initial noise of the vision latents instead of the seed's, [C, T, h, w] or [1, C, T, h, w].
+  std::optional<FloatTensor> latents;
+
+  bool vae_tiling = false;                           // decode and encode in spatial tiles
+};
+
+struct Result {
+  Frames frames;
+  double fps = 24;
+  FloatTensor latents;                     // final, normalised, [1, C, T, h, w]
+  std::vector<std::vector<float>> sound;   // planar [channels][samples]; empty without sound
+  int64_t sampling_rate = 0;
+  std::optional<FloatTensor> action;       // [chunk, raw width], model-normalised
+  std::string report;                      // JSON: settings, seed, versions, times, memory, dispatch
+  std::map<std::string, std::string> metadata;  // what an output file should carry
+};
+
+struct Progress {
+  std::string stage;           // "prompt", "encode", "denoise", "decode", "sound"
+  int64_t step = 0;            // finished, of total
+  int64_t total = 0;
+  double seconds = 0;          // since the stage began
+};
+using ProgressCallback = std::function<void(const Progress&)>;
+
+}  // namespace orrery

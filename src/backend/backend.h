@@ -1,0 +1,190 @@
+// The operations a model is made of, and the contract of each. Backend is a non-virtual interface:
+// the public calls check shapes, types and devices once for every backend, count flops and bytes,
+// and time the call when profiling is on; the private do_* functions are pure arithmetic on
+// arguments already known to be good.
+//
+// Numeric contract of every operation: f32 or bf16 in, f32 accumulation, one rounding out, unless
+// the operation says otherwise. "Rows" of a tensor are its last dimension. Outputs come first and
+// never overlap inputs unless the operation says so.
+//
+// One backend serves one thread of control; calls run in order. Buffers it made must not outlive it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/attention_plan.h"
+#include "tensor/tensor.h"
+#include "tensor/view.h"
+
+namespace orrery {
+
+enum class Activation : uint8_t {
+  none,
+  silu,       // x * sigmoid(x)
+  relu2,      // max(x, 0)^2
+  silu_gate,  // x = [gate | up] along the row: silu(gate) * up; halves the width
+};
+
+enum class NormKind : uint8_t {
+  qwen,      // round(round(x * rsqrt(mean(x^2) + eps)) * w): two roundings in bf16
+  nemotron,  // round(w * x * rsqrt(mean(x^2) + eps)): one rounding
+  channel,   // round(x / max(|x|_2, 1e-12)) * sqrt(C) * w: the VAE's norm; eps unused
+};
+
+struct Norm {
+  NormKind kind = NormKind::qwen;
+  float eps = 1e-6f;
+  bool silu = false;  // applies SiLU to the result
+};
+
+struct LinearOptions {
+  View bias = {};      // [N]
+  View residual = {};  // [M, N], added after the activation; may be `out` itself
+  Activation activation = Activation::none;  // none, silu or relu2
+};
+
+// Channels-last convolution. pad_before/pad_after per (depth, height, width); zero padding.
+struct Conv3d {
+  std::array<int64_t, 3> stride{1, 1, 1};
+  std::array<int64_t, 3> dilation{1, 1, 1};
+  std::array<int64_t, 3> pad_before{0, 0, 0};
+  std::array<int64_t, 3> pad_after{0, 0, 0};
+};
+
+struct Term {
+  float factor;
+  View x;
+};
+
+// Totals of one operation since the last reset. seconds is 0 unless profiling.
+struct OpStats {
+  int64_t calls = 0;
+  double flops = 0;
+  double bytes = 0;
+  double seconds = 0;
+};
+using OpTable = std::map<std::string, OpStats, std::less<>>;
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual DeviceKind device() const = 0;
+  virtual std::string description() const = 0;  // "cpu: 2 threads, avx2, oneDNN 2.6.3"
+
+  // --- memory -------------------------------------------------------------------------------
+  virtual Buffer allocate(size_t bytes) = 0;
+  Tensor allocate_tensor(Shape shape, DType dtype);
+  // Host and device copies of equal shape and dtype, both contiguous. On the CPU a memcpy.
+  void upload(MutView device_out, View host);
+  void download(MutView host_out, View device_x);
+  virtual void synchronize() {}
+
+  // --- elementwise and layout -----------------------------------------------------------------
+  // out[i] = x[i] with any strides, broadcast (stride 0) in x, and any of f32/bf16/f16 to f32/bf16.
+  void copy(MutView out, View x);
+  void fill(MutView out, float value);
+  // out = sum of factor * x, accumulated in f32 in the given order. 1 to 8 terms of out's shape, any
+  // strides; a term may be `out` itself (same strides).
+  void lincomb(MutView out, std::span<const Term> terms);
+  void lincomb(MutView out, std::initializer_list<Term> terms) {
+    lincomb(out, std::span<const Term>(terms.begin(), terms.size()));
+  }
+  // x[r, :] = x[r, :] + row, in place; x [M, N], row [N].
+  void add_row(MutView x, View row);
+  // out [M, N] = activation(x); x [M, N], or [M, 2N] for silu_gate. out may be x except for silu_gate.
+  void activation(MutView out, View x, Activation kind);
+  // out [M, N] = table[ids[m]]; table [V, N] f32/bf16. ids on the host; each in [0, V).
+  void gather_rows(MutView out, View table, std::span<const int64_t> ids);
+
+  // --- projections and norms --------------------------------------------------------------------
+  // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or its
+  // transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16 with f32 x.
+  void linear(MutView out, View x, View w, const LinearOptions& options = {});
+  // Rows of x normalised, times weight [C]. out may be x.
+  void rms_norm(MutView out, View x, View weight, const Norm& norm);
+  // Per head: RMS norm with weight [D] (skipped when weight is empty), then rotation
+  // y = x * cos + [-x2 | x1] * sin with halves of D. x, out [S, H, D]; cos, sin f32 [S, D / 2].
+  // In bf16 the product terms are rounded as in the reference only to within 2 ulp.
+  // out may be x; out may lie inside a larger K buffer (any row stride).
+  void qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm);
+
+  // --- attention -----------------------------------------------------------------------------------
+  // out [Sq, H, D] = softmax(scale * q k^T) v; q [Sq, H, D], k, v [Skv, KV, D]; H divisible by KV;
+  // query head h reads KV head h / (H / KV). Any row strides, heads contiguous in a row. Skv = 0 or a
+  // row without keys gives zeros and lse = -inf. No Sq x Skv buffer exists.
+  void attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
+  // Fills mask.indices / mask.counts (allocated by the caller with capacity = all key blocks or more)
+  // by the block_topk rule. scores, if not empty, receives f32 [H, nq, nk] natural-log scores.
+  void select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
+                     MutView scores = {});
+
+  // --- convolution ---------------------------------------------------------------------------------
+  // out [D', H', W', Cout] from x [D, H, W, Cin] and w [Cout, Cin, kd, kh, kw] (checkpoint order),
+  // plus bias [Cout] and residual (shape of out; may be out itself), both optional. Channels are
+  // contiguous; x may have larger strides elsewhere. w is immutable for the life of the backend:
+  // reordered copies are cached by its address.
+  void conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual = {});
+  // 1-D transposed convolution, channels last: out [s T, Cout], x [T, Cin], w [Cin, Cout, k],
+  // out[n] = bias + sum over t s + i - padding = n of w[:, :, i] x[t].
+  void conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding);
+  // out = x + sin^2(exp(alpha) x) / (exp(beta) + 1e-9), per channel; x [T, C], alpha, beta f32 [C].
+  void snake(MutView out, View x, View alpha, View beta);
+
+  // --- execution ------------------------------------------------------------------------------------
+  // Runs fn; a backend with graphs captures it at the first call with a key and replays it later.
+  // Whatever fn reads and writes must stay at the same addresses for one key.
+  virtual void replay(const std::string& key, const std::function<void()>& fn) { (void)key; fn(); }
+  // True when weights that are applied together should lie in one matrix (one GEMM).
+  virtual bool fuses_weights() const { return false; }
+  // True when the backend computes nothing (dry run): control flow must not depend on values.
+  virtual bool is_dry() const { return false; }
+  // Name of the implementation the last attention() call ran ("native", "cudnn", ...).
+  const std::string& last_attention() const { return last_attention_; }
+
+  // --- instrumentation -----------------------------------------------------------------------------
+  const OpTable& stats() const { return stats_; }
+  void reset_stats() { stats_.clear(); }
+  void set_profiling(bool on) { profiling_ = on; }  // times each call; synchronises the device
+  bool profiling() const { return profiling_; }
+
+ protected:
+  std::string last_attention_;
+
+ private:
+  template <typename Fn>
+  void run(std::string_view op, double flops, double bytes, const Fn& fn);
+
+  virtual void do_upload(MutView out, View host) = 0;
+  virtual void do_download(MutView out, View x) = 0;
+  virtual void do_copy(MutView out, View x) = 0;
+  virtual void do_fill(MutView out, float value) = 0;
+  virtual void do_lincomb(MutView out, std::span<const Term> terms) = 0;
+  virtual void do_add_row(MutView x, View row) = 0;
+  virtual void do_activation(MutView out, View x, Activation kind) = 0;
+  virtual void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) = 0;
+  virtual void do_linear(MutView out, View x, View w, const LinearOptions& options) = 0;
+  virtual void do_rms_norm(MutView out, View x, View weight, const Norm& norm) = 0;
+  virtual void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
+                               const Norm& norm) = 0;
+  // Sets last_attention_.
+  virtual void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) = 0;
+  virtual void do_select_blocks(MutView indices, MutView counts, View q, View k,
+                                const BlockSelection& selection, MutView scores) = 0;
+  virtual void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
+                         View residual) = 0;
+  virtual void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
+                                   int64_t padding) = 0;
+  virtual void do_snake(MutView out, View x, View alpha, View beta) = 0;
+
+  OpTable stats_;
+  bool profiling_ = false;
+};
+
+}  // namespace orrery

@@ -1,0 +1,25 @@
+// Linked instead of the CUDA backend when the build has no CUDA.
+#include "base/error.h"
+#include "cuda/cuda_backend.h"
+
+namespace orrery::cuda {
+
+namespace {
+[[noreturn]] void refuse() {
+  fail(ErrorKind::unsupported,
+       "device cuda: this build of orrery has no CUDA; configure it with `cmake --preset cuda`, or use "
+       "--device cpu");
+}
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) { refuse(); }
+
+bool is_cuda_built() { return false; }
+
+DeviceMemory device_memory(int) { refuse(); }
+
+void* stream_of(const Backend&) { refuse(); }
+
+const std::string& last_convolution(const Backend&) { refuse(); }
+
+}  // namespace orrery::cuda

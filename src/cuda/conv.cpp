@@ -1,0 +1,278 @@
+#include "cuda/conv.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "cuda/kernels.h"
+
+namespace orrery::cuda {
+
+namespace {
+
+// The view as [batch, channels, space...], which is cuDNN's order of dimensions; the strides say that
+// channels are innermost. Strides of dimensions of size 1 carry no meaning: they become what a dense
+// tensor would have, since engines look at them.
+struct Layout {
+  Shape dims, strides;
+};
+
+Layout layout_of(int64_t batch, int64_t batch_stride, int64_t channels, std::initializer_list<std::pair<int64_t, int64_t>> space) {
+  Layout layout;
+  layout.dims = {batch, channels};
+  layout.strides = {batch_stride, 1};
+  for (const auto& [size, stride] : space) {
+    layout.dims.push_back(size);
+    layout.strides.push_back(stride);
+  }
+  int64_t dense = channels;
+  for (int d = layout.dims.rank() - 1; d >= 0; --d) {
+    if (d == 1) continue;
+    if (layout.dims[d] == 1) layout.strides[d] = dense;
+    dense = layout.strides[d] * layout.dims[d];
+  }
+  return layout;
+}
+
+bool merges(const View& x, int outer, int inner) {
+  return x.dim(outer) == 1 || x.dim(inner) == 1 || x.stride(outer) == x.stride(inner) * x.dim(inner);
+}
+
+// Stride of two merged dimensions.
+int64_t merged_stride(const View& x, int outer, int inner) {
+  return x.dim(inner) == 1 ? x.stride(outer) : x.stride(inner);
+}
+
+int64_t alignment_of(const View& x) {
+  const auto address = int64_t(reinterpret_cast<uintptr_t>(x.data));
+  return std::min<int64_t>(16, address & -address);
+}
+
+bool is_pointwise(const View& w, const Conv3d& conv) {
+  return w.dim(2) == 1 && w.dim(3) == 1 && w.dim(4) == 1 && conv.stride == std::array<int64_t, 3>{1, 1, 1} &&
+         conv.pad_before == std::array<int64_t, 3>{} && conv.pad_after == std::array<int64_t, 3>{};
+}
+
+}  // namespace
+
+struct Convolution::Problem {
+  MutView out;
+  View x, w, bias, residual;  // w [Cout, kd, kh, kw, Cin]
+  Conv3d conv;
+
+  // How the three space axes reach cuDNN: a kernel of depth 1 makes depth a batch, one of height and width
+  // 1 makes a plane of (depth, positions); two-dimensional engines are more and faster.
+  enum class Fold { planes, columns, none };
+  Fold fold() const {
+    if (w.dim(1) == 1 && conv.stride[0] == 1 && conv.pad_before[0] == 0 && conv.pad_after[0] == 0) return Fold::planes;
+    const bool flat = w.dim(2) == 1 && w.dim(3) == 1 && conv.stride[1] == 1 && conv.stride[2] == 1 &&
+                      conv.pad_before[1] + conv.pad_after[1] + conv.pad_before[2] + conv.pad_after[2] == 0;
+    if (flat && merges(x, 1, 2) && merges(out, 1, 2) && (!residual || merges(residual, 1, 2))) return Fold::columns;
+    return Fold::none;
+  }
+
+  Layout layout(const View& t) const {
+    switch (fold()) {
+      case Fold::planes:
+        return layout_of(t.dim(0), t.stride(0), t.dim(3), {{t.dim(1), t.stride(1)}, {t.dim(2), t.stride(2)}});
+      case Fold::columns:
+        return layout_of(1, 0, t.dim(3), {{t.dim(0), t.stride(0)}, {t.dim(1) * t.dim(2), merged_stride(t, 1, 2)}});
+      case Fold::none:
+        break;
+    }
+    return layout_of(1, 0, t.dim(3), {{t.dim(0), t.stride(0)}, {t.dim(1), t.stride(1)}, {t.dim(2), t.stride(2)}});
+  }
+
+  Layout filter_layout() const {
+    const int64_t cout = w.dim(0), cin = w.dim(4), kd = w.dim(1), kh = w.dim(2), kw = w.dim(3);
+    switch (fold()) {
+      case Fold::planes: return layout_of(cout, kh * kw * cin, cin, {{kh, kw * cin}, {kw, cin}});
+      case Fold::columns: return layout_of(cout, kd * cin, cin, {{kd, cin}, {1, cin}});
+      case Fold::none: break;
+    }
+    return layout_of(cout, kd * kh * kw * cin, cin, {{kd, kh * kw * cin}, {kh, kw * cin}, {kw, cin}});
+  }
+
+  std::vector<int64_t> axes(const std::array<int64_t, 3>& values, int64_t neutral) const {
+    switch (fold()) {
+      case Fold::planes: return {values[1], values[2]};
+      case Fold::columns: return {values[0], neutral};
+      case Fold::none: break;
+    }
+    return {values[0], values[1], values[2]};
+  }
+
+  std::vector<int64_t> key() const {
+    std::vector<int64_t> k;
+    const auto push = [&](const View& t) {
+      k.push_back(t ? int64_t(t.dtype) : -1);
+      if (!t) return;
+      k.push_back(alignment_of(t));
+      for (int d = 0; d < t.rank(); ++d) {
+        k.push_back(t.dim(d));
+        k.push_back(t.stride(d));
+      }
+    };
+    for (const View& t : {View(out), x, w, bias, residual}) push(t);
+    for (const auto& values : {conv.stride, conv.dilation, conv.pad_before, conv.pad_after}) {
+      k.insert(k.end(), values.begin(), values.end());
+    }
+    return k;
+  }
+};
+
+// A planned graph and the ids of its tensors; no graph when cuDNN has no engine.
+struct Convolution::Plan {
+  std::unique_ptr<CudnnGraph> graph;
+  int64_t x = 0, w = 0, bias = 0, residual = 0, out = 0;
+  std::string note;
+};
+
+Convolution::Convolution(Context& context, CudnnHandle& handle, Gemm& gemm)
+    : context_(context), handle_(handle), gemm_(gemm), workspace_(context), padded_(context), wide_(context) {}
+Convolution::~Convolution() = default;
+
+void Convolution::forget(const void* data, size_t bytes) {
+  const auto begin = std::pair(data, DType::f32);
+  const void* end = static_cast<const std::byte*>(data) + bytes;
+  for (auto it = weights_.lower_bound({begin.first, begin.second}); it != weights_.end() && std::get<0>(it->first) < end;) {
+    // The entry leaves the map before its own memory is released, which calls here again.
+    const Tensor reordered = std::move(it->second);
+    it = weights_.erase(it);
+  }
+}
+
+View Convolution::reordered(const View& w, DType dtype) {
+  const auto key = std::tuple(w.data, dtype);
+  auto it = weights_.find(key);
+  if (it == weights_.end() || it->second.view.shape != Shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)}) {
+    context_.require_eager("the first use of a convolution's weights");
+    const Shape shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)};
+    Tensor tensor;
+    tensor.buffer = context_.allocate(size_t(shape.numel() * size_of(dtype)));
+    tensor.view = make_mut_view(tensor.buffer.data(), shape, dtype, DeviceKind::cuda);
+    copy(context_.stream(), tensor.view, w.permute({0, 2, 3, 4, 1}));
+    it = weights_.insert_or_assign(key, std::move(tensor)).first;
+  }
+  return it->second.view;
+}
+
+bool Convolution::try_gemm(const MutView& out, const View& x, const View& w, const View& bias, const Conv3d& conv,
+                           const View& residual) {
+  if (!is_pointwise(w, conv)) return false;
+  const auto as_rows = [](const View& t) -> std::optional<View> {
+    if (!merges(t, 1, 2)) return std::nullopt;
+    const int64_t plane = t.dim(1) * t.dim(2), inner = merged_stride(t, 1, 2);
+    if (t.dim(0) != 1 && plane != 1 && t.stride(0) != plane * inner) return std::nullopt;
+    View rows = t;
+    rows.shape = {t.dim(0) * plane, t.dim(3)};
+    rows.strides = {plane == 1 ? t.stride(0) : inner, 1};
+    return rows;
+  };
+  const std::optional<View> to = as_rows(out), from = as_rows(x), add = residual ? as_rows(residual) : View{};
+  if (!to || !from || !add) return false;
+  LinearOptions options;
+  options.bias = bias;
+  options.residual = *add;
+  gemm_.run(MutView::cast(*to), *from, w.reshape({w.dim(0), w.dim(1)}), options);
+  last_ = "gemm";
+  return true;
+}
+
+const Convolution::Plan& Convolution::plan_for(const Problem& p) {
+  std::unique_ptr<Plan>& slot = plans_[p.key()];
+  if (slot) return *slot;
+  context_.require_eager("the first convolution of a shape");
+  slot = std::make_unique<Plan>();
+  Plan& plan = *slot;
+  try {
+    plan.graph = std::make_unique<CudnnGraph>(handle_);
+    CudnnGraph& graph = *plan.graph;
+    const auto describe = [&](const View& t, const Layout& layout, CudnnGraph::Place place = CudnnGraph::Place::device) {
+      const bool is_inner = place == CudnnGraph::Place::inner;
+      return graph.tensor({layout.dims, layout.strides, is_inner ? DType::f32 : t.dtype, place, is_inner ? 16 : alignment_of(t)});
+    };
+    const Layout y = p.layout(p.out);
+    plan.x = describe(p.x, p.layout(p.x));
+    plan.w = describe(p.w, p.filter_layout());
+    plan.out = describe(p.out, y);
+    // conv -> + bias -> + residual, f32 in between, one rounding at the end.
+    const int adds = (p.bias ? 1 : 0) + (p.residual ? 1 : 0);
+    int64_t value = adds ? describe(p.out, y, CudnnGraph::Place::inner) : plan.out;
+    graph.convolution(value, plan.x, plan.w, {p.axes(p.conv.stride, 1), p.axes(p.conv.dilation, 1),
+                                              p.axes(p.conv.pad_before, 0), p.axes(p.conv.pad_after, 0)});
+    if (p.bias) {
+      Layout layout = y;
+      for (int d = 0; d < layout.dims.rank(); ++d) {
+        if (d != 1) layout.dims[d] = 1;
+        layout.strides[d] = d == 1 ? 1 : p.bias.dim(0);
+      }
+      plan.bias = describe(p.bias, layout);
+      const int64_t sum = p.residual ? describe(p.out, y, CudnnGraph::Place::inner) : plan.out;
+      graph.add(sum, value, plan.bias);
+      value = sum;
+    }
+    if (p.residual) {
+      plan.residual = describe(p.residual, p.layout(p.residual));
+      graph.add(plan.out, value, plan.residual);
+    }
+    const bool found = graph.plan(p.x.dtype == DType::f32);
+    plan.note = graph.engine();
+    if (!found) plan.graph.reset();
+  } catch (const Error& error) {
+    // cuDNN refuses what it does not support while the graph is described.
+    plan.note = error.what();
+    plan.graph.reset();
+  }
+  return plan;
+}
+
+bool Convolution::try_cudnn(const Problem& p) {
+  const Plan& plan = plan_for(p);
+  last_ = plan.note;
+  if (!plan.graph) return false;
+  std::vector<CudnnGraph::Binding> bindings{{plan.x, p.x.data}, {plan.w, p.w.data}, {plan.out, p.out.data}};
+  if (p.bias) bindings.push_back({plan.bias, p.bias.data});
+  if (p.residual) bindings.push_back({plan.residual, p.residual.data});
+  plan.graph->run(bindings, workspace_.get(size_t(plan.graph->workspace_bytes())));
+  last_ = concat("cudnn (", plan.note, ")");
+  return true;
+}
+
+void Convolution::run(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) {
+  if (try_gemm(out, x, w, bias, conv, residual)) return;
+  Problem p{out, x, {}, bias, residual, conv};
+  if (x.dtype == DType::bf16 && w.dtype != DType::bf16) {
+    const MutView wide = wide_.tensor(x.shape, DType::f32);
+    copy(context_.stream(), wide, x);
+    p.x = wide;
+  }
+  p.w = reordered(w, p.x.dtype);
+  if (p.x.dtype == out.dtype) {
+    if (try_cudnn(p)) return;
+    if (conv.pad_before != conv.pad_after) {
+      // Few engines take unequal padding: pad in memory instead.
+      Problem padded = p;
+      Shape shape = p.x.shape;
+      for (int d = 0; d < 3; ++d) shape[d] += conv.pad_before[size_t(d)] + conv.pad_after[size_t(d)];
+      const MutView to = padded_.tensor(shape, p.x.dtype);
+      MutView inside = to;
+      for (int d = 0; d < 3; ++d) inside = inside.slice(d, conv.pad_before[size_t(d)], p.x.dim(d));
+      padded.x = to;
+      padded.conv.pad_before = padded.conv.pad_after = {};
+      if (plan_for(padded).graph) {
+        fill(context_.stream(), to, 0.0f);
+        copy(context_.stream(), inside, p.x);
+        try_cudnn(padded);
+        return;
+      }
+    }
+  } else {
+    last_ = "mixed types";
+  }
+  last_ = concat("direct (", last_, ")");
+  conv_direct(context_.stream(), out, p.x, p.w, bias, conv, residual);
+}
+
+}  // namespace orrery::cuda

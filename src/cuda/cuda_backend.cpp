@@ -1,0 +1,274 @@
+#include "cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <numbers>
+#include <string>
+
+#include "base/error.h"
+#include "cuda/attention.h"
+#include "cuda/context.h"
+#include "cuda/conv.h"
+#include "cuda/cudnn_graph.h"
+#include "cuda/gemm.h"
+#include "cuda/kernels.h"
+#include "cuda/kernels/sm90_select.h"
+#include "cuda/transfer.h"
+
+namespace orrery::cuda {
+
+namespace {
+
+// Cell products of block selection and columns of the transposed convolution, at most this much at a time.
+constexpr int64_t kMaxPartBytes = int64_t{128} << 20;
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const CudaOptions& options) : context_(options.device) {
+    context_.on_release = [this](const void* data, size_t bytes) { convolution_.forget(data, bytes); };
+  }
+  ~CudaBackend() override {
+    cudaStreamSynchronize(context_.stream());
+    context_.on_release = nullptr;
+    for (auto& [key, graph] : graphs_) {
+      if (graph.executable) cudaGraphExecDestroy(graph.executable);
+    }
+  }
+
+  DeviceKind device() const override { return DeviceKind::cuda; }
+  std::string description() const override { return context_.description(); }
+  Buffer allocate(size_t bytes) override { return context_.allocate(bytes); }
+  void synchronize() override {
+    context_.require_eager("waiting for the device");
+    check(cudaStreamSynchronize(context_.stream()));
+  }
+  bool fuses_weights() const override { return true; }
+  void replay(const std::string& key, const std::function<void()>& fn) override;
+  Stream stream() const { return context_.stream(); }
+  const std::string& last_convolution() const { return convolution_.last(); }
+
+ private:
+  // First call: run as it is, which fills every cache. Second: record. From then on: launch.
+  struct Graph {
+    bool is_warm = false;
+    cudaGraphExec_t executable = nullptr;
+    std::string last_attention;
+  };
+  void capture(Graph& graph, const std::function<void()>& fn);
+
+  void do_upload(MutView out, View host) override {
+    context_.require_eager("upload");
+    transfer_.upload(out.mut(), host.data, size_t(host.bytes()));
+  }
+  void do_download(MutView out, View x) override {
+    context_.require_eager("download");
+    transfer_.download(out.mut(), x.data, size_t(x.bytes()));
+  }
+  void do_copy(MutView out, View x) override { cuda::copy(stream(), out, x); }
+  void do_fill(MutView out, float value) override { cuda::fill(stream(), out, value); }
+  void do_lincomb(MutView out, std::span<const Term> terms) override { cuda::lincomb(stream(), out, terms); }
+  void do_add_row(MutView x, View row) override {
+    const Term terms[] = {{1.0f, x}, {1.0f, row.unsqueeze(0).expand(0, x.dim(0))}};
+    cuda::lincomb(stream(), x, terms);
+  }
+  void do_activation(MutView out, View x, Activation kind) override {
+    cuda::epilogue(stream(), out, x, {}, {}, kind);
+  }
+  void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
+    cuda::gather_rows(stream(), out, table, ids);
+  }
+  void do_linear(MutView out, View x, View w, const LinearOptions& options) override { gemm_.run(out, x, w, options); }
+  void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
+    cuda::rms_norm(stream(), out, x, weight, norm);
+  }
+  void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm) override {
+    cuda::qk_norm_rope(stream(), out, x, weight, cos, sin, norm);
+  }
+  void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) override {
+    last_attention_ = attention_.run(out, q, k, v, plan);
+  }
+  void do_select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
+                        MutView scores) override;
+  bool try_native_select(const MutView& indices, const MutView& counts, const View& q, const View& k,
+                         const BlockSelection& selection, const TopBlocks& top, const MutView& scores);
+  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) override {
+    convolution_.run(out, x, w, bias, conv, residual);
+  }
+  void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding) override;
+  void do_snake(MutView out, View x, View alpha, View beta) override { cuda::snake(stream(), out, x, alpha, beta); }
+
+  Context context_;
+  Transfer transfer_{context_};
+  CudnnHandle cudnn_{context_};
+  Gemm gemm_{context_};
+  Convolution convolution_{context_, cudnn_, gemm_};
+  Attention attention_{context_, cudnn_, gemm_};
+  Scratch q_cells_{context_}, k_cells_{context_}, products_{context_}, scores_{context_};
+  std::map<std::string, Graph, std::less<>> graphs_;
+};
+
+void CudaBackend::replay(const std::string& key, const std::function<void()>& fn) {
+  // A recorded step cannot be timed call by call, and a step within a step is part of it.
+  if (profiling() || context_.capturing) return fn();
+  Graph& graph = graphs_[key];
+  if (!graph.is_warm) {
+    fn();
+    graph.is_warm = true;
+    return;
+  }
+  if (!graph.executable) capture(graph, fn);
+  check(cudaGraphLaunch(graph.executable, stream()));
+  last_attention_ = graph.last_attention;
+}
+
+void CudaBackend::capture(Graph& graph, const std::function<void()>& fn) {
+  const Stream stream = context_.stream();
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  context_.capturing = true;
+  std::exception_ptr error;
+  try {
+    fn();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  context_.capturing = false;
+  cudaGraph_t recorded = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream, &recorded);
+  if (error) {
+    if (recorded) cudaGraphDestroy(recorded);
+    cudaGetLastError();
+    std::rethrow_exception(error);
+  }
+  check(ended);
+  const cudaError_t made = cudaGraphInstantiate(&graph.executable, recorded, 0);
+  cudaGraphDestroy(recorded);
+  check(made);
+  context_.has_graphs = true;
+  graph.last_attention = last_attention_;
+}
+
+void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
+                                   MutView scores) {
+  const int64_t heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2), cell = selection.cells();
+  const int64_t q_count = (q.dim(0) + cell - 1) / cell, k_count = (k.dim(0) + cell - 1) / cell;
+  const int64_t rows = counts.dim(1), cells_q = selection.block_q / cell, cells_k = selection.block_k / cell;
+
+  TopBlocks top;
+  top.blocks = (k.dim(0) + selection.block_k - 1) / selection.block_k;
+  top.head_end = std::min(top.blocks, (selection.protected_keys + selection.block_k - 1) / selection.block_k);
+  top.tail_begin = top.blocks;
+  if (selection.protected_tail_keys > 0) {
+    top.tail_begin = std::max<int64_t>(0, k.dim(0) - selection.protected_tail_keys) / selection.block_k;
+  }
+  const int64_t candidates = std::max<int64_t>(0, top.tail_begin - top.head_end);
+  top.budget = selection.budget(candidates);
+  top.dense_from = rows;
+  if (selection.protected_tail_queries > 0) {
+    top.dense_from = std::max<int64_t>(0, q.dim(0) - selection.protected_tail_queries) / selection.block_q;
+  }
+
+  if (try_native_select(indices, counts, q, k, selection, top, scores)) return;
+  const bool needs_scores = scores || (top.budget < candidates && top.dense_from > 0);
+  MutView q_cells, k_cells;
+  if (needs_scores) {
+    q_cells = q_cells_.tensor({heads, q_count, d}, q.dtype);
+    k_cells = k_cells_.tensor({k.dim(1), k_count, d}, k.dtype);
+    // In base 2, so that the exponential of a product is the weight of a cell pair.
+    cuda::pool_cells(stream(), q_cells, q, selection.scale * std::numbers::log2e_v<float>);
+    cuda::pool_cells(stream(), k_cells, k, 1.0f);
+  }
+  const int64_t row_bytes = cells_q * std::max<int64_t>(1, k_count) * int64_t(sizeof(float));
+  const int64_t step = std::clamp<int64_t>(kMaxPartBytes / row_bytes, 1, rows);
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t begin = 0; begin < rows; begin += step) {
+      const int64_t size = std::min(step, rows - begin);
+      MutView part;
+      if (needs_scores) {
+        const int64_t first = begin * cells_q, count = std::min(q_count - first, size * cells_q);
+        const MutView products = products_.tensor({count, k_count}, DType::f32);
+        gemm_.run(products, q_cells.select(0, head).slice(0, first, count), k_cells.select(0, head / group));
+        part = scores ? scores.select(0, head).slice(0, begin, size) : scores_.tensor({size, top.blocks}, DType::f32);
+        cuda::score_blocks(stream(), part, products, cells_q, cells_k);
+      }
+      TopBlocks here = top;
+      here.dense_from -= begin;
+      cuda::top_blocks(stream(), indices.select(0, head).slice(0, begin, size),
+                       counts.select(0, head).slice(0, begin, size), part, here);
+    }
+  }
+}
+
+bool CudaBackend::try_native_select(const MutView& indices, const MutView& counts, const View& q, const View& k,
+                                    const BlockSelection& selection, const TopBlocks& top, const MutView& scores) {
+  if (q.dtype != DType::bf16 || k.dtype != DType::bf16) return false;
+  if (!indices.contiguous() || !counts.contiguous() || (scores && !scores.contiguous())) return false;
+  if ((q.dim(1) > 1 && q.stride(1) != q.dim(2)) || (k.dim(1) > 1 && k.stride(1) != k.dim(2))) return false;
+  Sm90SelectParams p;
+  p.q = q.data;
+  p.k = k.data;
+  p.sq = q.dim(0);
+  p.skv = k.dim(0);
+  p.hq = int(q.dim(1));
+  p.hkv = int(k.dim(1));
+  p.head_dim = int(q.dim(2));
+  p.q_stride = q.stride(0);
+  p.k_stride = k.stride(0);
+  p.scale = selection.scale;
+  p.block_q = int(selection.block_q);
+  p.block_k = int(selection.block_k);
+  p.head_end = int(top.head_end);
+  p.tail_begin = int(std::max(top.tail_begin, top.head_end));
+  p.budget = int(top.budget);
+  p.dense_tail_begin = int(top.dense_from);
+  p.indices = indices.as<int32_t>();
+  p.counts = counts.as<int32_t>();
+  p.capacity = int(indices.dim(2));
+  p.scores = scores ? scores.as<float>() : nullptr;
+  if (sm90_select_supports(p)) return false;
+  p.workspace = q_cells_.get(sm90_select_workspace(p));
+  const char* problem = sm90_select(p, stream());
+  require(problem == nullptr, ErrorKind::device, "select_blocks: native: ", problem ? problem : "");
+  return true;
+}
+
+// The sum over input channels is a product with w as [Cout k, Cin]; the sum over taps that meet in one
+// output row follows.
+void CudaBackend::do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding) {
+  const int64_t taps = w.dim(2), columns = w.dim(1) * taps;
+  const View factor = w.reshape({w.dim(0), columns}).permute({1, 0});
+  const int64_t rows_at_once = std::max<int64_t>(1, kMaxPartBytes / (columns * int64_t(sizeof(float)))) * stride;
+  for (int64_t begin = 0; begin < out.dim(0); begin += rows_at_once) {
+    const int64_t size = std::min(rows_at_once, out.dim(0) - begin);
+    // Input rows t that reach an output row: t stride + tap - padding in [begin, begin + size).
+    const int64_t lowest = begin + padding - taps + 1;
+    const int64_t first = lowest > 0 ? (lowest + stride - 1) / stride : 0;
+    const int64_t last = std::min(x.dim(0) - 1, (begin + size - 1 + padding) / stride);
+    const int64_t count = std::max<int64_t>(0, last - first + 1);
+    const MutView product = products_.tensor({std::max<int64_t>(1, count), columns}, DType::f32);
+    if (count > 0) gemm_.run(product, x.slice(0, first, count), factor);
+    cuda::fold(stream(), out.slice(0, begin, size), product.slice(0, 0, count), bias,
+               {stride, padding, taps, begin, first});
+  }
+}
+
+const CudaBackend& as_cuda(const Backend& backend) {
+  const auto* cuda = dynamic_cast<const CudaBackend*>(&backend);
+  require(cuda != nullptr, "cuda: the backend is not a CUDA backend but ", backend.description());
+  return *cuda;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }
+
+bool is_cuda_built() { return true; }
+
+void* stream_of(const Backend& backend) { return as_cuda(backend).stream(); }
+
+const std::string& last_convolution(const Backend& backend) { return as_cuda(backend).last_convolution(); }
+
+}  // namespace orrery::cuda

@@ -1,0 +1,34 @@
+// The CUDA backend. Without CUDA in the build, make_cuda_backend() refuses with a sentence.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace orrery::cuda {
+
+struct CudaOptions {
+  int device = 0;
+};
+
+struct DeviceMemory {
+  size_t free = 0;
+  size_t total = 0;
+};
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options = {});
+bool is_cuda_built();
+
+// Bytes of one device. Refuses as make_cuda_backend() does.
+DeviceMemory device_memory(int device = 0);
+
+// The stream that a backend made by make_cuda_backend() runs on (a cudaStream_t), for a communicator
+// whose calls must keep their order with the backend's.
+void* stream_of(const Backend& backend);
+
+// What ran the backend's last convolution: "gemm", "cudnn (engine 3)" or "direct (why not cudnn)".
+const std::string& last_convolution(const Backend& backend);
+
+}  // namespace orrery::cuda

@@ -1,0 +1,184 @@
+#include "dist/thread_comm.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "base/error.h"
+#include "tensor/tensor.h"
+
+namespace orrery {
+namespace {
+
+std::vector<int> all(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+TEST(ThreadComm, AllToAllTransposesBlocks) {
+  for (int size = 1; size <= 4; ++size) {
+    ThreadWorld world(size);
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(size));
+      ASSERT_EQ(comm->rank(), rank);
+      ASSERT_EQ(comm->size(), size);
+      const Tensor in = allocate_host_tensor({size, 3}, DType::f32);
+      const Tensor out = allocate_host_tensor({size, 3}, DType::f32);
+      for (int64_t i = 0; i < in.view.numel(); ++i) in.view.as<float>()[i] = float(100 * rank + i);
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        comm->all_to_all(out.view, in.view);
+        for (int from = 0; from < size; ++from) {
+          for (int i = 0; i < 3; ++i) {
+            EXPECT_EQ(out.view.as<float>()[from * 3 + i], float(100 * from + rank * 3 + i));
+          }
+        }
+        comm->barrier();
+      }
+    });
+  }
+}
+
+TEST(ThreadComm, AllGatherAndBroadcast) {
+  ThreadWorld world(3);
+  world.run([&](int rank) {
+    const auto comm = world.group(rank, all(3));
+    const Tensor in = allocate_host_tensor({2}, DType::i64);
+    const Tensor out = allocate_host_tensor({3, 2}, DType::i64);
+    in.view.as<int64_t>()[0] = rank;
+    in.view.as<int64_t>()[1] = 10 * rank;
+    comm->all_gather(out.view, in.view);
+    for (int64_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(out.view.as<int64_t>()[2 * r], r);
+      EXPECT_EQ(out.view.as<int64_t>()[2 * r + 1], 10 * r);
+    }
+    comm->broadcast(in.view, 2);
+    EXPECT_EQ(in.view.as<int64_t>()[1], 20);
+  });
+}
+
+// Values that do not add associatively: the order is rank order, and every rank has the same bytes.
+TEST(ThreadComm, AllReduceAddsInRankOrder) {
+  for (int64_t count : {1, 2, 5, 1000}) {
+    ThreadWorld world(4);
+    std::vector<std::vector<float>> results(4);
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(4));
+      const Tensor x = allocate_host_tensor({count}, DType::f32);
+      const float terms[] = {1e8f, 1.0f, -1e8f, 0.25f};
+      for (int64_t i = 0; i < count; ++i) x.view.as<float>()[i] = terms[rank] * float(i + 1);
+      comm->all_reduce(x.view);
+      results[size_t(rank)].assign(x.view.as<float>(), x.view.as<float>() + count);
+    });
+    for (int64_t i = 0; i < count; ++i) {
+      const float f = float(i + 1);
+      const float want = ((1e8f * f + 1.0f * f) + -1e8f * f) + 0.25f * f;
+      for (const auto& result : results) EXPECT_EQ(result[size_t(i)], want) << i;
+    }
+  }
+}
+
+TEST(ThreadComm, AllReduceOfBf16RoundsOnce) {
+  ThreadWorld world(3);
+  world.run([&](int rank) {
+    const auto comm = world.group(rank, all(3));
+    const Tensor x = allocate_host_tensor({7}, DType::bf16);
+    // 1 + 2^-8 + 2^-8: rounding after each addition would lose both small terms.
+    const float terms[] = {1.0f, 0.00390625f, 0.00390625f};
+    for (int i = 0; i < 7; ++i) x.view.as<bf16>()[i] = to_bf16(terms[rank]);
+    comm->all_reduce(x.view);
+    for (int i = 0; i < 7; ++i) EXPECT_EQ(to_float(x.view.as<bf16>()[i]), 1.0078125f);
+  });
+}
+
+TEST(ThreadComm, GroupsOfOneWorldDoNotMix) {
+  ThreadWorld world(4);
+  world.run([&](int rank) {
+    const int pair = rank / 2;
+    const auto row = world.group(rank, {2 * pair, 2 * pair + 1});
+    const auto column = world.group(rank, {rank % 2, rank % 2 + 2});
+    const Tensor x = allocate_host_tensor({1}, DType::f32);
+    x.view.as<float>()[0] = float(1 << rank);
+    row->all_reduce(x.view);
+    EXPECT_EQ(x.view.as<float>()[0], pair == 0 ? 3.0f : 12.0f);
+    column->all_reduce(x.view);
+    EXPECT_EQ(x.view.as<float>()[0], 15.0f);
+  });
+}
+
+// A rank that dies ends all within a second, and its own message comes out.
+TEST(ThreadComm, AFailingRankReleasesTheOthers) {
+  ThreadWorld world(3);
+  std::string seen[3];
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(3));
+      comm->barrier();
+      if (rank == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        fail(ErrorKind::numeric, "layer 7 holds a NaN");
+      }
+      try {
+        comm->barrier();
+      } catch (const Error& error) {
+        seen[rank] = error.what();
+        throw;
+      }
+    });
+    FAIL() << "the failure was lost";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::numeric);
+    EXPECT_STREQ(error.what(), "layer 7 holds a NaN");
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+  EXPECT_EQ(seen[0], "rank 1 failed: layer 7 holds a NaN");
+  EXPECT_EQ(seen[2], "rank 1 failed: layer 7 holds a NaN");
+}
+
+TEST(ThreadComm, ARankThatLeavesEarlyIsAFailure) {
+  ThreadWorld world(2);
+  try {
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(2));
+      if (rank == 0) comm->barrier();
+    });
+    FAIL() << "rank 0 should not have come through";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "barrier: rank 1 ended without taking part");
+  }
+}
+
+TEST(ThreadComm, RanksThatDisagreeAreTold) {
+  ThreadWorld world(2);
+  try {
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(2));
+      const Tensor x = allocate_host_tensor({4 + 4 * rank}, DType::f32);
+      comm->all_reduce(x.view);
+    });
+    FAIL() << "sizes differ";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("ranks disagree"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find(" of 32"), std::string::npos);
+  }
+}
+
+TEST(ThreadComm, RefusesBadArguments) {
+  EXPECT_THROW(ThreadWorld(0), Error);
+  ThreadWorld world(2);
+  EXPECT_THROW(world.group(1, {0}), Error);
+  const auto alone = world.group(0, {0});
+  const Tensor x = allocate_host_tensor({2, 3}, DType::f32);
+  const Tensor y = allocate_host_tensor({3, 2}, DType::f32);
+  EXPECT_THROW(alone->all_to_all(y.view, x.view), Error);
+  EXPECT_THROW(alone->broadcast(x.view, 1), Error);
+  EXPECT_THROW(alone->all_gather(allocate_host_tensor({2}, DType::f32).view, x.view), Error);
+  EXPECT_THROW(alone->all_reduce(x.view.permute({1, 0})), Error);
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,79 @@
+#include "engine/measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "backend/dry_run.h"
+#include "base/error.h"
+#include "engine/run.h"
+
+namespace orrery {
+
+std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                               const Settings& settings) {
+  std::vector<std::vector<int64_t>> lists{prompt_ids(tokenizer, settings.conditional)};
+  if (settings.guided()) lists.push_back(prompt_ids(tokenizer, settings.unconditional));
+  for (const auto& ids : lists) {
+    for (int64_t id : ids) {
+      require(id < checkpoint.transformer.vocab_size, ErrorKind::corrupt, checkpoint.folder.folder.string(),
+              ": the tokenizer makes id ", id, ", the transformer's vocabulary ends at ",
+              checkpoint.transformer.vocab_size);
+    }
+  }
+  return lists;
+}
+
+Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
+             std::vector<std::vector<int64_t>> ids, const Placement& placement) {
+  DryRunBackend dry(placement.device, placement.fuses_weights);
+  Transformer model(dry, checkpoint.transformer, placement.dtype);
+  Vae autoencoder(dry, checkpoint.vae);
+  Plan plan;
+  plan.weight_bytes = place_weights(
+      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, DType::bf16);
+  plan.weight_bytes += place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, DType::bf16);
+
+  Arena arena = Arena::measuring(dry.device());
+  Run run({model, autoencoder, nullptr}, arena, settings, strategy, std::move(ids), placement.tiling);
+  const auto stage = [&](const char* name, int64_t calls, const auto& body) {
+    dry.reset_stats();
+    body();
+    Plan::Stage measured;
+    measured.name = name;
+    measured.calls = calls;
+    for (const auto& [op, stats] : dry.stats()) {
+      measured.flops += stats.flops * static_cast<double>(calls);
+      measured.bytes += stats.bytes * static_cast<double>(calls);
+    }
+    plan.stages.push_back(measured);
+  };
+  stage("prompt", 1, [&] { run.prefill(); });
+  if (settings.encodes) stage("encode", 1, [&] { run.encode({}); });
+  stage("start", 1, [&] { run.start(nullptr, false, {}); });
+  stage("denoise", settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
+  stage("decode", 1, [&] { run.decode([](View) {}); });
+  plan.activation_bytes = static_cast<int64_t>(arena.peak());
+  plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
+  plan.tokens = run.attention().sequence().size();
+  plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
+  return plan;
+}
+
+double gemm_ceiling(Backend& backend, DType dtype) {
+  const int64_t n = backend.device() == DeviceKind::cpu ? 1024 : 8192;
+  Tensor x = backend.allocate_tensor({n, n}, dtype), w = backend.allocate_tensor({n, n}, dtype),
+         out = backend.allocate_tensor({n, n}, dtype);
+  backend.fill(x.view, 0.5f);
+  backend.fill(w.view, 0.25f);
+  double best = 0;
+  for (int i = 0; i < 4; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    backend.linear(out.view, x.view, w.view);
+    backend.synchronize();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    best = std::max(best, 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / seconds);
+  }
+  return best;
+}
+
+}  // namespace orrery

@@ -1,0 +1,31 @@
+// What a request needs, by a dry run.
+#pragma once
+
+#include "attention/strategy.h"
+#include "backend/backend.h"
+#include "engine/settings.h"
+#include "orrery/engine.h"
+#include "text/tokenizer.h"
+
+namespace orrery {
+
+// Where and how a request would run.
+struct Placement {
+  DeviceKind device = DeviceKind::cpu;
+  bool fuses_weights = false;
+  DType dtype = DType::f32;
+  VaeTiling tiling;
+};
+
+// Conditional ids, then unconditional ones when guidance needs them.
+std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                                               const Settings& settings);
+
+Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
+             std::vector<std::vector<int64_t>> ids, const Placement& placement);
+
+// Flops a second that this backend reaches on one large matrix product in `dtype`: the ceiling that
+// times are held against.
+double gemm_ceiling(Backend& backend, DType dtype);
+
+}  // namespace orrery

@@ -1,0 +1,38 @@
+// The record of one run, as JSON.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/json.h"
+#include "engine/settings.h"
+#include "orrery/engine.h"
+
+namespace orrery {
+
+struct StageTime {
+  std::string name;
+  double seconds = 0;
+  double flops = 0;
+};
+
+struct RunRecord {
+  std::vector<StageTime> stages;
+  std::vector<double> step_seconds;
+  OpTable operations;              // empty unless profiling
+  int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
+  int64_t weight_bytes = 0, arena_bytes = 0;
+  double open_seconds = 0;
+  std::string device;
+  std::string dtype;
+  std::string attention_source;
+  std::vector<DispatchRecord> dispatch;
+};
+
+Json settings_json(const Request& request, const Settings& settings);
+Json report_json(const Request& request, const Settings& settings, const RunRecord& record);
+// Peak resident set of this process, bytes.
+int64_t peak_resident_bytes();
+
+}  // namespace orrery

@@ -1,0 +1,333 @@
+#include "engine/settings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+#include "model/embodiments.h"
+#include "model/scheduler_choice.h"
+
+namespace orrery {
+
+namespace {
+
+constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189, kDefaultSteps = 35;
+constexpr double kDefaultGuidance = 6.0;
+constexpr int64_t kMaxSide = 16384, kMaxFrames = 5000, kMaxSteps = 1000, kMaxChunk = 1024;
+
+bool blank(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c == ' ' || (c >= 9 && c <= 13); });
+}
+
+// The nearest sizes that divide, for the remedy in a message.
+std::string nearest_multiple(int64_t value, int64_t factor) {
+  const int64_t below = value / factor * factor, above = below + factor;
+  if (below <= 0) return std::to_string(above);
+  return value - below <= above - value ? std::to_string(below) : std::to_string(above);
+}
+
+int64_t checked_side(const char* name, int64_t value, int64_t factor) {
+  require(value > 0, name, " must be positive, got ", value);
+  require(value <= kMaxSide, name, " is ", value, "; the limit is ", kMaxSide);
+  require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value, "; the nearest is ",
+          nearest_multiple(value, factor));
+  return value;
+}
+
+void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Settings& settings) {
+  const bool distilled = checkpoint.folder.is_distilled();
+  const auto& sigmas = checkpoint.folder.distilled_sigmas;
+  int64_t steps = request.num_inference_steps.value_or(
+      distilled ? static_cast<int64_t>(sigmas.size()) : kDefaultSteps);
+  require(steps > 0, "num_inference_steps must be at least 1, got ", steps);
+  require(steps <= kMaxSteps, "num_inference_steps is ", steps, "; the limit is ", kMaxSteps);
+  double guidance = request.guidance_scale.value_or(distilled ? 1.0 : kDefaultGuidance);
+  require(std::isfinite(guidance), "guidance_scale must be a finite number, got ", guidance);
+  require(std::abs(guidance) <= 1e4, "guidance_scale is ", guidance, "; the limit is 10000");
+  if (distilled) {
+    require(steps == static_cast<int64_t>(sigmas.size()), "num_inference_steps is ", steps,
+            ", but this distilled checkpoint fixes ", sigmas.size(), " steps; leave it unset");
+    require(guidance == 1.0, "guidance_scale is ", guidance,
+            ", but guidance is baked into this distilled checkpoint; leave it unset or give 1");
+    require(!request.flow_shift && !request.karras,
+            "flow_shift and karras have no meaning for a distilled checkpoint, whose sigmas are fixed; leave them unset");
+    if (!request.negative_prompt.empty()) {
+      settings.notices.push_back("the negative prompt is ignored: a distilled checkpoint runs without guidance");
+    }
+  }
+  settings.guidance_scale = guidance;
+
+  SamplingMode mode = SamplingMode::video;
+  if (settings.mode == Mode::text_to_image) mode = SamplingMode::image;
+  if (settings.action) mode = SamplingMode::action;
+  SchedulerOverrides overrides;
+  overrides.flow_shift = request.flow_shift;
+  overrides.karras = request.karras;
+  overrides.checkpoint = request.checkpoint_scheduler;
+  const SchedulerChoice choice =
+      choose_scheduler(checkpoint.scheduler, mode, settings.height, settings.width, overrides);
+  settings.scheduler = choice.config;
+  settings.scheduler_note = choice.reason;
+  settings.schedule = make_schedule(choice.config, static_cast<int>(steps), sigmas);
+}
+
+void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settings& s) {
+  const VaeConfig& vae = checkpoint.vae;
+  s.requested_frames = request.num_frames.value_or(kDefaultFrames);
+  require(s.requested_frames >= 1, "num_frames must be at least 1, got ", s.requested_frames);
+  require(s.requested_frames <= kMaxFrames, "num_frames is ", s.requested_frames, "; the limit is ", kMaxFrames);
+  s.height = checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
+  s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
+  s.latent_frames = vae.latent_frames(s.requested_frames);
+  s.frames = vae.decoded_frames(s.latent_frames);
+  if (s.frames != s.requested_frames) {
+    s.notices.push_back(concat("num_frames ", s.requested_frames, " is not ", vae.scale_factor_temporal,
+                               " n + 1: ", s.frames, " frames are made"));
+  }
+  s.latent_height = s.height / vae.scale_factor_spatial;
+  s.latent_width = s.width / vae.scale_factor_spatial;
+  s.canvas_height = s.height;
+  s.canvas_width = s.width;
+  s.noisy.assign(static_cast<size_t>(s.latent_frames), true);
+
+  require(!(request.image && request.video),
+          "image and video are both given; pass either an image (image to video) or a video (video to video)");
+  s.mode = s.requested_frames == 1 ? Mode::text_to_image : Mode::text_to_video;
+  if (request.image) {
+    require(s.requested_frames > 1, "an image condition needs num_frames > 1, got ", s.requested_frames);
+    s.mode = Mode::image_to_video;
+    s.noisy[0] = false;
+    s.encodes = true;
+    s.encoded_frames = 1;
+  }
+  if (request.video) {
+    require(s.requested_frames > 1, "a video condition needs num_frames > 1, got ", s.requested_frames);
+    require(request.condition_video_keep == "first" || request.condition_video_keep == "last",
+            "condition_video_keep is \"", request.condition_video_keep, "\"; it is first or last");
+    require(!request.condition_frame_indexes_vision.empty(), "condition_frame_indexes_vision is empty");
+    require(request.video->count > 0, "the conditioning video has no frames");
+    int64_t last = 0;
+    for (int64_t index : request.condition_frame_indexes_vision) {
+      require(index >= 0, "condition_frame_indexes_vision holds ", index, "; indexes start at 0");
+      require(index < s.latent_frames, "condition_frame_indexes_vision holds ", index, ", but num_frames ",
+              s.requested_frames, " makes ", s.latent_frames, " latent frames (0 to ", s.latent_frames - 1, ")");
+      s.noisy[static_cast<size_t>(index)] = false;
+      last = std::max(last, index);
+    }
+    s.mode = Mode::video_to_video;
+    s.encodes = true;
+    s.encoded_frames = vae.decoded_frames(last + 1);
+  }
+}
+
+void resolve_action(const Request& request, const Checkpoint& checkpoint, Settings& s) {
+  const ActionRequest& action = *request.action;
+  const TransformerConfig& model = checkpoint.transformer;
+  const VaeConfig& vae = checkpoint.vae;
+  require(model.action_gen, "this checkpoint has no action head (action_gen is false)");
+  require(!request.num_frames && !request.height && !request.width,
+          "num_frames, height and width follow from the action's chunk_size and resolution_tier; leave them unset");
+  if (action.mode == "policy") s.mode = Mode::policy;
+  else if (action.mode == "forward_dynamics") s.mode = Mode::forward_dynamics;
+  else if (action.mode == "inverse_dynamics") s.mode = Mode::inverse_dynamics;
+  else fail(ErrorKind::invalid_argument, "action mode \"", action.mode,
+            "\" is not known; it is policy, forward_dynamics or inverse_dynamics");
+  require(action.chunk_size >= 1 && action.chunk_size <= kMaxChunk, "action chunk_size must be 1 to ", kMaxChunk,
+          ", got ", action.chunk_size);
+  const bool has_image = request.image.has_value(), has_video = request.video.has_value();
+  require(has_image != has_video, "an action run needs ", has_image ? "either" : "", " an image or a video",
+          has_image ? ", not both" : "");
+  require(s.mode != Mode::inverse_dynamics || has_video, "inverse_dynamics needs a video");
+  const Embodiment& body = find_embodiment(action.domain_name);
+  require(body.raw_width <= model.action_dim, "domain_name \"", action.domain_name, "\" has ", body.raw_width,
+          " action values, the checkpoint's action_dim is ", model.action_dim);
+  require(body.domain < model.num_embodiment_domains, "domain_name \"", action.domain_name, "\" is domain ",
+          body.domain, ", the checkpoint has ", model.num_embodiment_domains);
+
+  ActionSettings out;
+  out.chunk = action.chunk_size;
+  out.domain = body.domain;
+  out.raw_width = body.raw_width;
+  if (s.mode == Mode::forward_dynamics) {
+    require(action.raw_actions.has_value(), "forward_dynamics needs raw actions");
+    const FloatTensor& raw = *action.raw_actions;
+    require(raw.shape.size() == 2, "raw actions must be a matrix [rows, values], got ", raw.shape.size(),
+            " dimensions");
+    require(raw.shape[0] > 0 && raw.shape[1] > 0, "raw actions are empty (", raw.shape[0], " x ", raw.shape[1], ")");
+    require(raw.shape[1] == body.raw_width, "raw actions have ", raw.shape[1], " values a row, domain \"",
+            action.domain_name, "\" has ", body.raw_width);
+    out.noisy = false;
+    out.clean.assign(static_cast<size_t>(out.chunk * model.action_dim), 0.0f);
+    for (int64_t row = 0; row < out.chunk; ++row) {
+      const int64_t from = std::min(row, raw.shape[0] - 1);  // the last row is held
+      for (int64_t c = 0; c < body.raw_width; ++c) {
+        const float value = raw.values[static_cast<size_t>(from * raw.shape[1] + c)];
+        require(std::isfinite(value), "raw actions: row ", from, ", value ", c, " is not finite");
+        out.clean[static_cast<size_t>(row * model.action_dim + c)] = value;
+      }
+    }
+  }
+
+  const Frames& source = has_image ? *request.image : *request.video;
+  require(source.count > 0, "the conditioning clip has no frames");
+  const ActionGeometry canvas = action_geometry(action.resolution_tier, source.height, source.width);
+  s.requested_frames = out.chunk + 1;
+  s.latent_frames = vae.latent_frames(s.requested_frames);
+  s.frames = vae.decoded_frames(s.latent_frames);
+  s.canvas_height = canvas.height;
+  s.canvas_width = canvas.width;
+  s.latent_height = std::max<int64_t>(canvas.content_height / vae.scale_factor_spatial, 1);
+  s.latent_width = std::max<int64_t>(canvas.content_width / vae.scale_factor_spatial, 1);
+  s.height = s.latent_height * vae.scale_factor_spatial;
+  s.width = s.latent_width * vae.scale_factor_spatial;
+  s.encodes = true;
+  s.noisy.assign(static_cast<size_t>(s.latent_frames), s.mode != Mode::inverse_dynamics);
+  s.noisy[0] = false;
+  s.encoded_frames = s.mode == Mode::inverse_dynamics ? s.frames : 1;
+  s.action = std::move(out);
+}
+
+void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settings& s) {
+  SystemPrompt system = SystemPrompt::none;
+  if (request.use_system_prompt.value_or(checkpoint.folder.default_use_system_prompt)) {
+    system = s.mode == Mode::text_to_image ? SystemPrompt::image : SystemPrompt::video;
+  }
+  std::string positive, negative;
+  if (s.action) {
+    ActionCaption caption;
+    caption.prompt = request.prompt;
+    caption.view_point = request.action->view_point;
+    caption.chunk_size = s.action->chunk;
+    caption.fps = request.fps;
+    caption.canvas_height = s.canvas_height;
+    caption.canvas_width = s.canvas_width;
+    positive = action_text(caption);
+    negative = request.negative_prompt;
+  } else {
+    require(!blank(request.prompt), "the prompt is empty; say what to generate");
+    PromptSettings templates;
+    templates.num_frames = s.requested_frames;
+    templates.height = s.height;
+    templates.width = s.width;
+    templates.fps = request.fps;
+    templates.duration_template = request.add_duration_template;
+    templates.resolution_template = request.add_resolution_template;
+    positive = positive_text(request.prompt, templates);
+    negative = negative_text(request.negative_prompt, templates);
+  }
+  for (auto [text, conversation] : {std::pair{&positive, &s.conditional}, {&negative, &s.unconditional}}) {
+    if (system != SystemPrompt::none) conversation->push_back({"system", std::string(text_of(system))});
+    conversation->push_back({"user", *text});
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Mode mode) {
+  switch (mode) {
+    case Mode::text_to_image: return "text to image";
+    case Mode::text_to_video: return "text to video";
+    case Mode::image_to_video: return "image to video";
+    case Mode::video_to_video: return "video to video";
+    case Mode::policy: return "policy";
+    case Mode::forward_dynamics: return "forward dynamics";
+    case Mode::inverse_dynamics: return "inverse dynamics";
+  }
+  return "?";
+}
+
+bool Settings::any_noisy_frame() const { return std::find(noisy.begin(), noisy.end(), true) != noisy.end(); }
+
+Checkpoint read_checkpoint(const std::filesystem::path& model) {
+  Checkpoint checkpoint;
+  checkpoint.folder = open_model_folder(model);
+  const Json& transformer = checkpoint.folder.transformer.config;
+  checkpoint.transformer = TransformerConfig::from_json(transformer);
+  if (const Json* runtime = transformer.find("runtime"); runtime && runtime->is_object()) {
+    if (const Json* strategy = runtime->find("attention_strategy")) checkpoint.attention_strategy = *strategy;
+  }
+  checkpoint.vae = VaeConfig::from_json(checkpoint.folder.vae.config);
+  checkpoint.scheduler = SchedulerConfig::from_json(checkpoint.folder.scheduler.config);
+  checkpoint.scheduler.native_schedule |= checkpoint.folder.use_native_flow_schedule;
+  if (checkpoint.folder.sound_tokenizer) {
+    checkpoint.sound = SoundConfig::from_json(checkpoint.folder.sound_tokenizer->config);
+  }
+  require(checkpoint.vae.z_dim == checkpoint.transformer.latent_channel, ErrorKind::corrupt, model.string(),
+          ": the VAE has ", checkpoint.vae.z_dim, " latent channels, the transformer ",
+          checkpoint.transformer.latent_channel);
+  if (checkpoint.sound && checkpoint.transformer.sound_gen) {
+    require(checkpoint.sound->latent_dim == checkpoint.transformer.sound_dim, ErrorKind::corrupt, model.string(),
+            ": the sound tokenizer has ", checkpoint.sound->latent_dim, " channels, the transformer's sound head ",
+            checkpoint.transformer.sound_dim);
+  }
+  return checkpoint;
+}
+
+Settings resolve(const Request& request, const Checkpoint& checkpoint) {
+  Settings s;
+  require(std::isfinite(request.fps) && request.fps > 0, "fps must be a positive number, got ", request.fps);
+  require(request.fps <= 1000, "fps is ", request.fps, "; the limit is 1000");
+  require(request.rng == "cpu" || request.rng == "cuda", "rng is \"", request.rng, "\"; it is cpu or cuda");
+  require(request.noise_dtype == "fp32" || request.noise_dtype == "bf16", "noise_dtype is \"",
+          request.noise_dtype, "\"; it is fp32 or bf16");
+  s.fps = request.fps;
+  s.seed = request.seed;
+  if (request.action) resolve_action(request, checkpoint, s);
+  else resolve_vision(request, checkpoint, s);
+  if (request.enable_sound) {
+    require(checkpoint.transformer.sound_gen,
+            "enable_sound: this checkpoint makes no sound (sound_gen is false in transformer/config.json)");
+    require(checkpoint.sound.has_value(), "enable_sound: this checkpoint has no sound_tokenizer folder");
+    s.sound_frames = checkpoint.sound->latent_frames(s.requested_frames, request.fps);
+    require(s.sound_frames > 0, "enable_sound: ", s.requested_frames, " frames at ", request.fps,
+            " fps last less than one sample");
+  }
+  if (request.latents) {
+    std::vector<int64_t> shape = request.latents->shape;
+    if (shape.size() == 5 && shape.front() == 1) shape.erase(shape.begin());
+    const std::vector<int64_t> want{checkpoint.vae.z_dim, s.latent_frames, s.latent_height, s.latent_width};
+    require(shape == want, "latents must be [", want[0], ", ", want[1], ", ", want[2], ", ", want[3],
+            "] for this request; the given tensor has another shape");
+    for (float value : request.latents->values) require(std::isfinite(value), "latents hold a value that is not finite");
+  }
+  resolve_sampling(request, checkpoint, s);
+  resolve_prompt(request, checkpoint, s);
+  return s;
+}
+
+namespace {
+
+Image to_image(const Frames& frames, int64_t index) {
+  const uint8_t* begin = frames.frame(index);
+  return {frames.height, frames.width, {begin, begin + frames.height * frames.width * 3}};
+}
+
+}  // namespace
+
+std::vector<float> conditioning_pixels(const Request& request, const Settings& s) {
+  const int64_t frames = s.encoded_frames, plane = s.canvas_height * s.canvas_width;
+  if (s.action) {
+    const Frames& source = request.image ? *request.image : *request.video;
+    std::vector<Image> clip;
+    for (int64_t i = 0; i < std::min(source.count, frames); ++i) clip.push_back(to_image(source, i));
+    return action_canvas(clip, frames, request.action->resolution_tier).pixels;
+  }
+  if (request.image) return condition_image(to_image(*request.image, 0), s.height, s.width);
+
+  // Video: the first or last `frames` source frames stand at the start, the last of them is held.
+  const Frames& source = *request.video;
+  const int64_t kept = std::min(source.count, frames);
+  const int64_t first = request.condition_video_keep == "last" ? source.count - kept : 0;
+  std::vector<float> pixels(static_cast<size_t>(3 * frames * plane));
+  std::vector<float> frame;
+  for (int64_t i = 0; i < frames; ++i) {
+    if (i < kept) frame = condition_frame(to_image(source, first + i), s.height, s.width);
+    for (int64_t c = 0; c < 3; ++c) {
+      std::copy_n(frame.begin() + c * plane, plane, pixels.begin() + (c * frames + i) * plane);
+    }
+  }
+  return pixels;
+}
+
+}  // namespace orrery

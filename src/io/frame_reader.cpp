@@ -1,0 +1,299 @@
+#include "io/frame_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
+#include "io/av.h"
+#include "io/codecs.h"
+#include "io/orientation.h"
+
+namespace orrery {
+namespace {
+
+// Containers that hold their own pictures. Playlists (hls, dash, concat) and scripts are left out:
+// they would make libav open whatever they name.
+constexpr const char* kVideoFormats =
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,flv,asf,ogg,gif,apng,ivf,nut,h264,hevc,"
+    "mpegvideo,m4v,dv,mxf,yuv4mpegpipe";
+constexpr const char* kStillFormats =
+    "webp_pipe,bmp_pipe,tiff_pipe,gif,gif_pipe,jpegxl_pipe,j2k_pipe,jpegls_pipe,jpeg_pipe,png_pipe,"
+    "pam_pipe,pbm_pipe,pgm_pipe,ppm_pipe,qoi_pipe,psd_pipe,sgi_pipe,sunrast_pipe,xbm_pipe,exr_pipe,"
+    "dds_pipe,pcx_pipe,pfm_pipe,hdr_pipe";
+
+// Reading position in a block of memory, for AVIOContext.
+struct MemorySource {
+  std::span<const uint8_t> bytes;
+  int64_t at = 0;
+
+  static int read(void* opaque, uint8_t* out, int size) {
+    auto& source = *static_cast<MemorySource*>(opaque);
+    const int64_t left = std::ssize(source.bytes) - source.at;
+    const int64_t count = std::min<int64_t>(size, left);
+    if (count <= 0) return AVERROR_EOF;
+    std::memcpy(out, source.bytes.data() + source.at, size_t(count));
+    source.at += count;
+    return int(count);
+  }
+  static int64_t seek(void* opaque, int64_t offset, int whence) {
+    auto& source = *static_cast<MemorySource*>(opaque);
+    const int64_t size = std::ssize(source.bytes);
+    if (whence & AVSEEK_SIZE) return size;
+    if ((whence & ~AVSEEK_FORCE) == SEEK_CUR) offset += source.at;
+    if ((whence & ~AVSEEK_FORCE) == SEEK_END) offset += size;
+    if (offset < 0 || offset > size) return AVERROR(EINVAL);
+    source.at = offset;
+    return offset;
+  }
+};
+
+void free_memory_io(AVIOContext** io) {
+  if (*io) av_freep(&(*io)->buffer);
+  avio_context_free(io);
+}
+
+bool is_full_range(const AVFrame& frame) {
+  switch (frame.format) {
+    case AV_PIX_FMT_YUVJ420P:
+    case AV_PIX_FMT_YUVJ422P:
+    case AV_PIX_FMT_YUVJ444P:
+    case AV_PIX_FMT_YUVJ440P:
+    case AV_PIX_FMT_YUVJ411P:
+      return true;
+    default:
+      return frame.color_range == AVCOL_RANGE_JPEG;
+  }
+}
+
+}  // namespace
+
+struct FrameReader::State {
+  std::string name;
+  MemorySource memory;
+  std::unique_ptr<AVIOContext, av::Deleter<free_memory_io>> io;
+  std::unique_ptr<AVFormatContext, av::Deleter<avformat_close_input>> format;
+  AVStream* stream = nullptr;
+  av::Codec codec;
+  av::Packet packet;
+  av::Frame decoded;
+  av::Frame rgb;  // libswscale may write past the end of unpadded rows
+  av::Scaler scaler;
+  Orientation orientation;
+  int64_t packets = 0;
+  int64_t frames = 0;
+  bool at_end = false;
+  int damage = 0;  // what ended the reading, told when the frames before it are out
+
+  void open(const char* url, Contents contents);
+  void open_codec();
+  bool send_packet();
+  Image to_image();
+  [[noreturn]] void cannot_open(int code, std::string_view what) const;
+  [[noreturn]] void damaged(int code) const;
+};
+
+void FrameReader::State::open(const char* url, Contents contents) {
+  av::silence();
+  const bool still = contents == Contents::still;
+  AVFormatContext* context = av::checked(avformat_alloc_context(), name);
+  context->pb = io.get();
+  av::Options options;
+  options.set("format_whitelist", still ? kStillFormats : kVideoFormats);
+  options.set("protocol_whitelist", "file");
+  const int code = avformat_open_input(&context, url, nullptr, options.address());
+  if (code < 0) cannot_open(code, still ? "picture" : "video");
+  format.reset(context);
+  const int found = avformat_find_stream_info(context, nullptr);
+  if (found < 0) damaged(found);
+  const int index = av_find_best_stream(context, AVMEDIA_TYPE_VIDEO, -1, -1, nullptr, 0);
+  const bool cover =
+      index >= 0 && (context->streams[index]->disposition & AV_DISPOSITION_ATTACHED_PIC) != 0;
+  require(index >= 0 && !cover, ErrorKind::invalid_argument, name, ": the file holds no ",
+          still ? "picture" : "video",
+          cover ? ", only sound and a cover picture"
+                : concat(" (", context->nb_streams, " streams of other kinds)"));
+  stream = context->streams[index];
+  for (unsigned i = 0; i < context->nb_streams; ++i) {
+    if (context->streams[i] != stream) context->streams[i]->discard = AVDISCARD_ALL;
+  }
+  open_codec();
+  packet.reset(av::checked(av_packet_alloc(), name));
+  decoded.reset(av::checked(av_frame_alloc(), name));
+  rgb.reset(av::checked(av_frame_alloc(), name));
+}
+
+void FrameReader::State::cannot_open(int code, std::string_view what) const {
+  switch (code) {
+    case AVERROR(ENOENT):
+      fail(ErrorKind::not_found, name, ": there is no such file");
+    case AVERROR(ENOMEM):
+      fail(ErrorKind::out_of_memory, name, ": no memory to open the file");
+    case AVERROR_INVALIDDATA:
+    case AVERROR_EOF:
+      fail(ErrorKind::corrupt, name, ": this is not a ", what,
+           " that can be read, or it is damaged or truncated (", av::message(code), ")");
+    case AVERROR(EINVAL):  // a format outside the list
+      fail(ErrorKind::invalid_argument, name, ": this is not a ", what,
+           " of a format that can be read");
+    default:
+      fail(ErrorKind::invalid_argument, name, ": cannot open the file (", av::message(code), ")");
+  }
+}
+
+void FrameReader::State::open_codec() {
+  const AVCodec* decoder = avcodec_find_decoder(stream->codecpar->codec_id);
+  require(decoder != nullptr, ErrorKind::unsupported, name,
+          ": this build of FFmpeg has no decoder for ",
+          avcodec_get_name(stream->codecpar->codec_id));
+  require_pixels(std::max(1, stream->codecpar->height), std::max(1, stream->codecpar->width), name);
+  codec.reset(av::checked(avcodec_alloc_context3(decoder), name));
+  int code = avcodec_parameters_to_context(codec.get(), stream->codecpar);
+  if (code < 0) damaged(code);
+  codec->pkt_timebase = stream->time_base;
+  codec->max_pixels = kMaxImagePixels;
+  codec->thread_count = io ? 1 : 0;  // stills gain nothing from threads
+  code = avcodec_open2(codec.get(), decoder, nullptr);
+  if (code < 0) damaged(code);
+  size_t size = 0;
+  const uint8_t* side = av_stream_get_side_data(stream, AV_PKT_DATA_DISPLAYMATRIX, &size);
+  if (!side || size < sizeof(std::array<int32_t, 9>)) return;
+  std::array<int32_t, 9> matrix;
+  std::memcpy(matrix.data(), side, sizeof(matrix));
+  const std::optional<Orientation> turned = matrix_orientation(matrix);
+  require(turned.has_value(), ErrorKind::unsupported, name, ": the video is to be shown turned by ",
+          -av_display_rotation_get(matrix.data()), " degrees; only quarter turns are supported");
+  orientation = *turned;
+}
+
+void FrameReader::State::damaged(int code) const {
+  fail(code == AVERROR(ENOMEM) ? ErrorKind::out_of_memory : ErrorKind::corrupt, name,
+       ": the file is damaged or truncated after frame ", frames, " (", av::message(code), ")");
+}
+
+// False when the decoder has been told of the end, or of damage as if it were the end.
+bool FrameReader::State::send_packet() {
+  int code = 0;
+  do {
+    code = av_read_frame(format.get(), packet.get());
+    if (code == 0 && packet->stream_index == stream->index) {
+      code = (packet->flags & AV_PKT_FLAG_CORRUPT) != 0
+                 ? AVERROR_INVALIDDATA
+                 : avcodec_send_packet(codec.get(), packet.get());
+      av_packet_unref(packet.get());
+      if (code == 0) {
+        ++packets;
+        return true;
+      }
+    }
+    av_packet_unref(packet.get());
+  } while (code == 0);
+  // Containers with a full index say how many packets should have come.
+  if (code != AVERROR_EOF) {
+    damage = code;
+  } else if (packets < avformat_index_get_entries_count(stream)) {
+    damage = AVERROR_INVALIDDATA;
+  }
+  avcodec_send_packet(codec.get(), nullptr);
+  return false;
+}
+
+Image FrameReader::State::to_image() {
+  const AVFrame& from = *decoded;
+  require_pixels(from.height, from.width, name);
+  const auto pixel_format = static_cast<AVPixelFormat>(from.format);
+  scaler.reset(sws_getCachedContext(
+      scaler.release(), from.width, from.height, pixel_format, from.width, from.height,
+      AV_PIX_FMT_RGB24, SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INT | SWS_BITEXACT, nullptr,
+      nullptr, nullptr));
+  require(scaler != nullptr, ErrorKind::unsupported, name, ": pixels of the kind ",
+          av_get_pix_fmt_name(pixel_format) ? av_get_pix_fmt_name(pixel_format) : "unknown",
+          " cannot be converted to RGB");
+  // Untagged video is taken as BT.601, as FFmpeg's own tools do.
+  const int* matrix = sws_getCoefficients(from.colorspace);
+  sws_setColorspaceDetails(scaler.get(), matrix, is_full_range(from),
+                           sws_getCoefficients(SWS_CS_DEFAULT), 1, 0, 1 << 16, 1 << 16);
+  if (rgb->width != from.width || rgb->height != from.height) {
+    av_frame_unref(rgb.get());
+    rgb->format = AV_PIX_FMT_RGB24;
+    rgb->width = from.width;
+    rgb->height = from.height;
+    const int code = av_frame_get_buffer(rgb.get(), 64);
+    if (code < 0) damaged(code);
+  }
+  const int rows =
+      sws_scale(scaler.get(), from.data, from.linesize, 0, from.height, rgb->data, rgb->linesize);
+  require(rows == from.height, ErrorKind::unsupported, name,
+          ": a frame cannot be converted to RGB");
+  Image image{from.height, from.width, {}};
+  image.rgb.resize(size_t(image.height * image.width * 3));
+  for (int64_t y = 0; y < image.height; ++y) {
+    std::memcpy(image.rgb.data() + y * image.width * 3, rgb->data[0] + y * rgb->linesize[0],
+                size_t(image.width * 3));
+  }
+  return upright(std::move(image), orientation);
+}
+
+FrameReader::FrameReader(const std::filesystem::path& file, Contents contents)
+    : state_(std::make_unique<State>()) {
+  state_->name = file.string();
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  require(std::filesystem::exists(status), ErrorKind::not_found, state_->name,
+          ": there is no such file");
+  require(!std::filesystem::is_directory(status), state_->name, " is a folder, not a video");
+  // The prefix keeps names such as "http:x" from meaning anything but a file.
+  state_->open(("file:" + state_->name).c_str(), contents);
+}
+
+FrameReader::FrameReader(std::span<const uint8_t> bytes, const std::string& name, Contents contents)
+    : state_(std::make_unique<State>()) {
+  state_->name = name;
+  state_->memory.bytes = bytes;
+  constexpr int kBufferBytes = 1 << 16;
+  auto* buffer = static_cast<unsigned char*>(av::checked(av_malloc(kBufferBytes), name));
+  AVIOContext* io = avio_alloc_context(buffer, kBufferBytes, 0, &state_->memory, MemorySource::read,
+                                       nullptr, MemorySource::seek);
+  if (!io) av_free(buffer);
+  state_->io.reset(av::checked(io, name));
+  state_->open(nullptr, contents);
+}
+
+FrameReader::~FrameReader() = default;
+
+std::optional<FrameReader::Frame> FrameReader::next() {
+  State& state = *state_;
+  for (;;) {
+    const int code = avcodec_receive_frame(state.codec.get(), state.decoded.get());
+    if (code == AVERROR(EAGAIN) && !state.at_end) {
+      state.at_end = !state.send_packet();
+      continue;
+    }
+    if (code == AVERROR_EOF && state.damage == 0) return std::nullopt;
+    if (code < 0) state.damaged(code == AVERROR_EOF ? state.damage : code);
+    const AVFrame& decoded = *state.decoded;
+    if (decoded.decode_error_flags != 0 || (decoded.flags & AV_FRAME_FLAG_CORRUPT) != 0) {
+      state.damaged(AVERROR_INVALIDDATA);
+    }
+    Frame frame{state.to_image(), 0};
+    const double rate = frame_rate();
+    frame.seconds = decoded.best_effort_timestamp != AV_NOPTS_VALUE
+                        ? double(decoded.best_effort_timestamp) * av_q2d(state.stream->time_base)
+                        : double(state.frames) / (rate > 0 ? rate : 1);
+    ++state.frames;
+    return frame;
+  }
+}
+
+double FrameReader::frame_rate() const {
+  const AVStream& stream = *state_->stream;
+  for (const AVRational rate : {stream.avg_frame_rate, stream.r_frame_rate}) {
+    if (rate.num > 0 && rate.den > 0) return av_q2d(rate);
+  }
+  return 0;
+}
+
+}  // namespace orrery

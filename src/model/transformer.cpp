@@ -1,0 +1,468 @@
+#include "model/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+
+namespace orrery {
+
+namespace {
+
+constexpr int64_t kTimeFeatures = 256;
+
+// One tower's part of a decoder layer.
+struct TowerLayer {
+  View input_norm, post_norm;  // [H]
+  Linear qkv;                  // q, k, v side by side
+  Linear out;                  // [H, heads * head_dim]
+  View norm_q, norm_k;         // [head_dim], empty without q/k norm
+  View norm_k_for_gen;         // [head_dim], text tower of Edge checkpoints only
+  Linear up;                   // gate and up side by side, or up alone (relu2)
+  Linear down;
+};
+
+}  // namespace
+
+struct TransformerWeights {
+  View embed_tokens;  // [V, H]
+  std::vector<TowerLayer> und, gen;
+  View norm_gen;      // [H]
+  Linear time_1, time_2;
+  Linear proj_in, proj_out;
+  View action_in, action_in_bias;    // [D, A * H], [D, H]
+  View action_out, action_out_bias;  // [D, H * A], [D, A]
+  View action_modality;              // [H]
+  Linear sound_in, sound_out;
+  View sound_modality;               // [H]
+};
+
+Transformer::Transformer(Backend& backend, TransformerConfig config, DType dtype)
+    : backend_(backend), config_(config), dtype_(dtype), weights_(std::make_unique<TransformerWeights>()) {
+  require(dtype == DType::f32 || dtype == DType::bf16, "transformer: activations are ", name_of(dtype),
+          ", expected f32 or bf16");
+  weights_->und.resize(static_cast<size_t>(config.num_hidden_layers));
+  weights_->gen.resize(static_cast<size_t>(config.num_hidden_layers));
+}
+
+Transformer::~Transformer() = default;
+
+bool Transformer::is_unused(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  return name == "lm_head.weight" || name == "norm.weight" || name.starts_with("visual.") ||
+         name.starts_with("action_pos_embed.") || name.ends_with("rotary_emb.inv_freq");
+}
+
+namespace {
+
+// Tensor names of the two towers differ; their structure does not.
+struct TowerNames {
+  const char* suffix;  // of the norms and the MLP
+  const char *q, *k, *v, *out, *norm_q, *norm_k;
+};
+constexpr TowerNames kUndNames{"", "to_q", "to_k", "to_v", "to_out", "norm_q", "norm_k"};
+constexpr TowerNames kGenNames{"_moe_gen",   "add_q_proj",  "add_k_proj",  "add_v_proj",
+                               "to_add_out", "norm_added_q", "norm_added_k"};
+
+void visit_layer(WeightVisitor& v, TowerLayer& layer, const TransformerConfig& c, const std::string& at,
+                 const TowerNames& names, bool qk_norm) {
+  const int64_t h = c.hidden_size, hd = c.head_dim;
+  const int64_t q = c.num_attention_heads * hd, kv = c.num_key_value_heads * hd;
+  const std::string attn = at + "self_attn.", mlp = at + "mlp" + names.suffix + ".";
+  v.tensor(layer.input_norm, at + "input_layernorm" + names.suffix + ".weight", {h});
+  v.tensor(layer.post_norm, at + "post_attention_layernorm" + names.suffix + ".weight", {h});
+  v.linear(layer.qkv, {attn + names.q, attn + names.k, attn + names.v}, {q, kv, kv}, h, Split::rows,
+           c.attention_bias);
+  v.linear(layer.out, {attn + names.out}, {h}, q, Split::columns, c.attention_bias);
+  if (qk_norm) {
+    v.tensor(layer.norm_q, attn + names.norm_q + ".weight", {hd});
+    v.tensor(layer.norm_k, attn + names.norm_k + ".weight", {hd});
+  }
+  const int64_t wide = c.intermediate_size;
+  if (c.hidden_act == Activation::silu_gate) {
+    v.linear(layer.up, {mlp + "gate_proj", mlp + "up_proj"}, {wide, wide}, h, Split::rows, false);
+  } else {
+    v.linear(layer.up, {mlp + "up_proj"}, {wide}, h, Split::rows, false);
+  }
+  v.linear(layer.down, {mlp + "down_proj"}, {h}, wide, Split::columns, false);
+}
+
+}  // namespace
+
+void Transformer::visit_und(WeightVisitor& v) {
+  TransformerWeights& w = *weights_;
+  v.tensor(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
+  for (size_t i = 0; i < w.und.size(); ++i) {
+    const std::string at = concat("layers.", i, ".");
+    visit_layer(v, w.und[i], config_, at, kUndNames, config_.qk_norm_for_text);
+    if (config_.has_und_k_norm_for_gen()) {
+      v.tensor(w.und[i].norm_k_for_gen, at + "self_attn.k_norm_und_for_gen.weight", {config_.head_dim});
+    }
+  }
+}
+
+void Transformer::visit_gen(WeightVisitor& v) {
+  TransformerWeights& w = *weights_;
+  const int64_t h = config_.hidden_size, patch = config_.patch_latent_dim;
+  for (size_t i = 0; i < w.gen.size(); ++i) {
+    visit_layer(v, w.gen[i], config_, concat("layers.", i, "."), kGenNames, true);
+  }
+  v.tensor(w.norm_gen, "norm_moe_gen.weight", {h});
+  v.linear(w.time_1, {"time_embedder.linear_1"}, {h}, kTimeFeatures, Split::none, true);
+  v.linear(w.time_2, {"time_embedder.linear_2"}, {h}, h, Split::none, true);
+  v.linear(w.proj_in, {"proj_in"}, {h}, patch, Split::none, true);
+  v.linear(w.proj_out, {"proj_out"}, {patch}, h, Split::none, true);
+  if (config_.action_gen) {
+    const int64_t domains = config_.num_embodiment_domains, a = config_.action_dim;
+    v.tensor(w.action_in, "action_proj_in.fc.weight", {domains, a * h});
+    v.tensor(w.action_in_bias, "action_proj_in.bias.weight", {domains, h});
+    v.tensor(w.action_out, "action_proj_out.fc.weight", {domains, h * a});
+    v.tensor(w.action_out_bias, "action_proj_out.bias.weight", {domains, a});
+    v.tensor(w.action_modality, "action_modality_embed", {h});
+  }
+  if (config_.sound_gen) {
+    v.linear(w.sound_in, {"audio_proj_in"}, {h}, config_.sound_dim, Split::none, true);
+    v.linear(w.sound_out, {"audio_proj_out"}, {config_.sound_dim}, h, Split::none, true);
+    v.tensor(w.sound_modality, "audio_modality_embed", {h});
+  }
+}
+
+Norm Transformer::norm() const {
+  return {config_.norm_kind(), static_cast<float>(config_.rms_norm_eps), false};
+}
+
+namespace {
+
+// The column blocks of a fused projection as heads: q, k, v of [rows, (heads + 2 kv) * head_dim].
+struct Heads {
+  MutView q, k, v;
+};
+
+Heads split_heads(MutView fused, const Linear& qkv, const TransformerConfig& config) {
+  const int64_t d = config.head_dim, width = qkv.out_features();
+  // Local counts under tensor parallelism follow from the width that this rank's weights have.
+  const int64_t groups = config.num_attention_heads / config.num_key_value_heads;
+  const int64_t kv = width / d / (groups + 2);
+  const int64_t q = kv * groups, rows = fused.dim(0);
+  return {fused.slice(1, 0, q * d).reshape({rows, q, d}),
+          fused.slice(1, q * d, kv * d).reshape({rows, kv, d}),
+          fused.slice(1, (q + kv) * d, kv * d).reshape({rows, kv, d})};
+}
+
+View as_rows(const View& heads) { return heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)}); }
+
+// x += down(act(up(norm(x))))
+void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Activation act,
+         const Norm& norm) {
+  Arena::Scope scope(arena);
+  const int64_t rows = x.dim(0), wide = layer.down.in_features();
+  MutView normed = arena.make(x.shape, x.dtype);
+  backend.rms_norm(normed, x, layer.post_norm, norm);
+  MutView inner = arena.make({rows, wide}, x.dtype);
+  if (act == Activation::silu_gate) {
+    MutView gate_up = arena.make({rows, 2 * wide}, x.dtype);
+    apply(backend, gate_up, normed, layer.up);
+    backend.activation(inner, gate_up, act);
+  } else {
+    apply(backend, inner, normed, layer.up, {}, act);
+  }
+  apply(backend, x, inner, layer.down, x);
+}
+
+}  // namespace
+
+UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids) {
+  Arena::Scope scope(arena);
+  const auto text = static_cast<int64_t>(ids.size());
+  const Norm qk = norm();
+  UndCache cache;
+  cache.text = text;
+
+  const RopeTable table = rope_table(config_, text_positions(text));
+  MutView cos = arena.make({text, config_.head_dim / 2}, DType::f32);
+  MutView sin = arena.make({text, config_.head_dim / 2}, DType::f32);
+  backend_.upload(cos, make_view(table.cos.data(), cos.shape, DType::f32));
+  backend_.upload(sin, make_view(table.sin.data(), sin.shape, DType::f32));
+
+  MutView x = arena.make({text, config_.hidden_size}, dtype_);
+  backend_.gather_rows(x, weights_->embed_tokens, ids);
+  for (size_t i = 0; i < weights_->und.size(); ++i) {
+    Arena::Scope layer_scope(arena);
+    const TowerLayer& layer = weights_->und[i];
+    MutView normed = arena.make(x.shape, dtype_);
+    backend_.rms_norm(normed, x, layer.input_norm, norm());
+    MutView fused = arena.make({text, layer.qkv.out_features()}, dtype_);
+    apply(backend_, fused, normed, layer.qkv);
+    Heads heads = split_heads(fused, layer.qkv, config_);
+
+    cache.k.push_back(backend_.allocate_tensor(heads.k.shape, dtype_));
+    cache.v.push_back(backend_.allocate_tensor(heads.v.shape, dtype_));
+    MutView cached_k = cache.k.back().view;
+    backend_.copy(cache.v.back().view, heads.v);
+    View causal_k = cached_k;
+    if (layer.norm_k_for_gen) {
+      // The causal pass reads un-normed keys, generation the normed ones.
+      backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k_for_gen, cos, sin, qk);
+      backend_.qk_norm_rope(heads.k, heads.k, {}, cos, sin, qk);
+      causal_k = heads.k;
+    } else {
+      backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k, cos, sin, qk);
+    }
+    // Nothing reads the last layer's text beyond its keys and values; a probe may.
+    if (i + 1 == weights_->und.size() && !probe_) break;
+
+    backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, qk);
+    MutView attended = arena.make(heads.q.shape, dtype_);
+    AttentionPlan plan;
+    plan.causal = true;
+    plan.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    backend_.attention(attended, heads.q, causal_k, cache.v.back().view, plan);
+    apply(backend_, x, as_rows(attended), layer.out, x);
+    mlp(backend_, arena, x, layer, config_.hidden_act, norm());
+    if (probe_) probe_(Tower::und, static_cast<int>(i), x);
+  }
+  return cache;
+}
+
+std::array<int64_t, 3> Transformer::token_grid(int64_t frames, int64_t h, int64_t w) const {
+  const int64_t p = config_.latent_patch_size;
+  return {frames, (h + p - 1) / p, (w + p - 1) / p};
+}
+
+GenRope Transformer::make_rope(const Positions& positions, const TokenOrder& order,
+                               const Sequence& sequence) {
+  Positions stored = positions;
+  if (!order.raster()) {
+    const std::vector<int64_t> permutation = sequence.permutation();
+    for (size_t i = 0; i < permutation.size(); ++i) {
+      const auto base = static_cast<size_t>(sequence.control_tokens);
+      stored[base + i] = positions[base + static_cast<size_t>(permutation[i])];
+    }
+  }
+  RopeTable table = rope_table(config_, stored);
+  const Shape shape{static_cast<int64_t>(stored.size()), config_.head_dim / 2};
+  GenRope rope{backend_.allocate_tensor(shape, DType::f32), backend_.allocate_tensor(shape, DType::f32)};
+  backend_.upload(rope.cos.view, make_view(table.cos.data(), shape, DType::f32));
+  backend_.upload(rope.sin.view, make_view(table.sin.data(), shape, DType::f32));
+  return rope;
+}
+
+void Transformer::embed_timestep(Arena& arena, MutView out, float timestep) {
+  Arena::Scope scope(arena);
+  const float scaled = timestep * static_cast<float>(config_.timestep_scale);
+  float features[kTimeFeatures];
+  constexpr int64_t kHalf = kTimeFeatures / 2;
+  for (int64_t k = 0; k < kHalf; ++k) {
+    const auto exponent = -std::log(10000.0f) * static_cast<float>(k) / static_cast<float>(kHalf);
+    const float angle = scaled * std::exp(exponent);
+    features[k] = std::cos(angle);
+    features[kHalf + k] = std::sin(angle);
+  }
+  MutView wave = arena.make({1, kTimeFeatures}, DType::f32);
+  backend_.upload(wave, make_view(features, wave.shape, DType::f32));
+  MutView hidden = arena.make({1, config_.hidden_size}, DType::f32);
+  apply(backend_, hidden, wave, weights_->time_1, {}, Activation::silu);
+  apply(backend_, out, hidden, weights_->time_2);
+}
+
+namespace {
+
+// Calls fn(begin, count) for each run of equal `wanted` flags.
+template <typename Fn>
+void for_runs(const std::vector<bool>& flags, bool wanted, const Fn& fn) {
+  for (size_t i = 0; i < flags.size();) {
+    size_t end = i;
+    while (end < flags.size() && flags[end] == flags[i]) ++end;
+    if (flags[i] == wanted) fn(static_cast<int64_t>(i), static_cast<int64_t>(end - i));
+    i = end;
+  }
+}
+
+bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
+
+// A latent [C, T, h, w] whose spatial sizes are multiples of p, as patches [T, Hp, Wp, p, p, C]:
+// channel fastest, then column and row within the patch.
+View patches_of(const View& latent, int64_t p) {
+  const int64_t c = latent.dim(0), t = latent.dim(1), rows = latent.dim(2) / p, columns = latent.dim(3) / p;
+  return latent.reshape({c, t, rows, p, columns, p}).permute({1, 2, 4, 3, 5, 0});
+}
+
+}  // namespace
+
+// Writes the item's tokens, raster order, to x [T Hp Wp, H].
+void Transformer::embed_vision(Arena& arena, MutView x, const VisionItem& item, View time) {
+  Arena::Scope scope(arena);
+  const View& latent = item.latent;
+  const auto [frames, rows, columns] = token_grid(latent.dim(1), latent.dim(2), latent.dim(3));
+  const int64_t p = config_.latent_patch_size, c = config_.latent_channel;
+  require(latent.dim(0) == c, "transformer: the latent has ", latent.dim(0), " channels, the model ", c);
+  require(static_cast<int64_t>(item.noisy.size()) == frames, "transformer: ", item.noisy.size(),
+          " noise flags for ", frames, " latent frames");
+  View padded = latent;
+  if (rows * p != latent.dim(2) || columns * p != latent.dim(3)) {
+    MutView whole = arena.make({c, frames, rows * p, columns * p}, DType::f32);
+    backend_.fill(whole, 0);
+    backend_.copy(whole.slice(2, 0, latent.dim(2)).slice(3, 0, latent.dim(3)), latent);
+    padded = whole;
+  }
+  MutView patches = arena.make({frames * rows * columns, p * p * c}, dtype_);
+  backend_.copy(patches.reshape({frames, rows, columns, p, p, c}), patches_of(padded, p));
+  apply(backend_, x, patches, weights_->proj_in);
+  const int64_t per_frame = rows * columns;
+  for_runs(item.noisy, true, [&](int64_t begin, int64_t count) {
+    backend_.add_row(x.slice(0, begin * per_frame, count * per_frame), time);
+  });
+}
+
+void Transformer::embed(Arena& arena, MutView x, const GenInput& in, const Sequence& sequence) {
+  Arena::Scope scope(arena);
+  const int64_t h = config_.hidden_size;
+  MutView time32 = arena.make({1, h}, DType::f32);
+  embed_timestep(arena, time32, in.timestep);
+  MutView time = arena.make({h}, dtype_);
+  backend_.copy(time, time32.reshape({h}));
+
+  int64_t row = 0;
+  for (const VisionItem& control : in.controls) {
+    const auto [t, rows, columns] =
+        token_grid(control.latent.dim(1), control.latent.dim(2), control.latent.dim(3));
+    embed_vision(arena, x.slice(0, row, t * rows * columns), control, time);
+    row += t * rows * columns;
+  }
+  MutView video = x.slice(0, row, sequence.video_tokens());
+  if (sequence.order.raster()) {
+    embed_vision(arena, video, in.target, time);
+  } else {
+    MutView raster = arena.make(video.shape, dtype_);
+    embed_vision(arena, raster, in.target, time);
+    backend_.gather_rows(video, raster, sequence.permutation());
+  }
+  row += sequence.video_tokens();
+
+  if (in.sound) {
+    const int64_t tokens = in.sound.dim(1);
+    MutView part = x.slice(0, row, tokens);
+    MutView features = arena.make({tokens, config_.sound_dim}, dtype_);
+    backend_.copy(features, in.sound.permute({1, 0}));
+    apply(backend_, part, features, weights_->sound_in);
+    backend_.add_row(part, weights_->sound_modality);
+    backend_.add_row(part, time);
+    row += tokens;
+  }
+  if (in.action) {
+    const int64_t tokens = in.action.dim(0), a = config_.action_dim;
+    require(in.action_domain >= 0 && in.action_domain < config_.num_embodiment_domains,
+            "transformer: action domain ", in.action_domain, " is outside [0, ",
+            config_.num_embodiment_domains, ")");
+    MutView part = x.slice(0, row, tokens);
+    MutView features = arena.make({tokens, a}, dtype_);
+    backend_.copy(features, in.action);
+    // The stored matrix of a domain is [in, out]: the transpose of other projections.
+    LinearOptions options;
+    options.bias = weights_->action_in_bias.select(0, in.action_domain);
+    backend_.linear(part, features,
+                    weights_->action_in.select(0, in.action_domain).reshape({a, h}).permute({1, 0}), options);
+    backend_.add_row(part, weights_->action_modality);
+    for_runs(in.action_noisy, true,
+             [&](int64_t begin, int64_t count) { backend_.add_row(part.slice(0, begin, count), time); });
+  }
+}
+
+void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& und, View cos, View sin,
+                            Attention& attention) {
+  const auto i = static_cast<size_t>(index);
+  const TowerLayer& layer = weights_->gen[i];
+  const int64_t rows = x.dim(0);
+  {
+    Arena::Scope scope(arena);
+    MutView fused = arena.make({rows, layer.qkv.out_features()}, dtype_);
+    {
+      Arena::Scope norm_scope(arena);
+      MutView normed = arena.make(x.shape, dtype_);
+      backend_.rms_norm(normed, x, layer.input_norm, norm());
+      apply(backend_, fused, normed, layer.qkv);
+    }
+    Heads heads = split_heads(fused, layer.qkv, config_);
+    const View und_k = und.k[i].view, und_v = und.v[i].view;
+    const KvRows kv = attention.keys_values(arena, und_k, und_v, rows);
+    backend_.qk_norm_rope(kv.k, heads.k, layer.norm_k, cos, sin, norm());
+    backend_.copy(kv.v, heads.v);
+    backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, norm());
+    MutView attended = arena.make(heads.q.shape, dtype_);
+    attention.run(arena, attended, heads.q, und_k, und_v, kv, {index, AttentionRole::gen});
+    apply(backend_, x, as_rows(attended), layer.out, x);
+  }
+  mlp(backend_, arena, x, layer, config_.hidden_act, norm());
+}
+
+void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
+                             const Sequence& sequence) {
+  Arena::Scope scope(arena);
+  const int64_t h = config_.hidden_size, p = config_.latent_patch_size, c = config_.latent_channel;
+  MutView normed = arena.make(x.shape, dtype_);
+  backend_.rms_norm(normed, x, weights_->norm_gen, norm());
+  int64_t row = sequence.control_tokens;
+
+  if (out.vision && any(in.target.noisy)) {
+    const auto [frames, rows, columns] = sequence.grid;
+    View tokens = normed.slice(0, row, sequence.video_tokens());
+    MutView patches = arena.make({sequence.video_tokens(), p * p * c}, dtype_);
+    apply(backend_, patches, tokens, weights_->proj_out);
+    if (!sequence.order.raster()) {
+      MutView raster = arena.make(patches.shape, dtype_);
+      backend_.gather_rows(raster, patches, sequence.inverse_permutation());
+      patches = raster;
+    }
+    MutView whole = out.vision;
+    const bool cropped = rows * p != out.vision.dim(2) || columns * p != out.vision.dim(3);
+    if (cropped) whole = arena.make({c, frames, rows * p, columns * p}, DType::f32);
+    const View latent = patches.reshape({frames, rows, columns, p, p, c}).permute({5, 0, 1, 3, 2, 4});
+    backend_.copy(whole.reshape({c, frames, rows, p, columns, p}), latent);
+    if (cropped) {
+      backend_.copy(out.vision, whole.slice(2, 0, out.vision.dim(2)).slice(3, 0, out.vision.dim(3)));
+    }
+    for_runs(in.target.noisy, false, [&](int64_t begin, int64_t count) {
+      backend_.fill(out.vision.slice(1, begin, count), 0);
+    });
+  } else if (out.vision) {
+    backend_.fill(out.vision, 0);
+  }
+  row += sequence.video_tokens();
+
+  if (in.sound) {
+    const int64_t tokens = in.sound.dim(1);
+    MutView velocity = arena.make({tokens, config_.sound_dim}, dtype_);
+    apply(backend_, velocity, normed.slice(0, row, tokens), weights_->sound_out);
+    backend_.copy(out.sound, velocity.permute({1, 0}));
+    row += tokens;
+  }
+  if (in.action) {
+    const int64_t tokens = in.action.dim(0), a = config_.action_dim;
+    MutView velocity = arena.make({tokens, a}, dtype_);
+    LinearOptions options;
+    options.bias = weights_->action_out_bias.select(0, in.action_domain);
+    backend_.linear(velocity, normed.slice(0, row, tokens),
+                    weights_->action_out.select(0, in.action_domain).reshape({h, a}).permute({1, 0}),
+                    options);
+    backend_.copy(out.action, velocity);
+    for_runs(in.action_noisy, false, [&](int64_t begin, int64_t count) {
+      backend_.fill(out.action.slice(0, begin, count), 0);
+    });
+  }
+}
+
+void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
+                           const GenRope& rope, Attention& attention) {
+  Arena::Scope scope(arena);
+  const Sequence& sequence = attention.sequence();
+  MutView x = arena.make({sequence.size(), config_.hidden_size}, dtype_);
+  embed(arena, x, in, sequence);
+  for (int i = 0; i < static_cast<int>(weights_->gen.size()); ++i) {
+    gen_layer(arena, i, x, und, rope.cos.view, rope.sin.view, attention);
+    if (probe_) probe_(Tower::gen, i, x);
+  }
+  read_heads(arena, out, in, x, sequence);
+}
+
+}  // namespace orrery

@@ -1,0 +1,108 @@
+// The denoising network: a text (understanding) tower that runs once per prompt and leaves its keys and
+// values behind, and a generation tower that runs at every step (transformer specification).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/attention.h"
+#include "backend/backend.h"
+#include "model/positions.h"
+#include "model/transformer_config.h"
+#include "model/weights.h"
+
+namespace orrery {
+
+struct TransformerWeights;
+
+// Keys and values of one prompt for every layer, on the backend: what generation tokens read of the text.
+struct UndCache {
+  int64_t text = 0;
+  std::vector<Tensor> k, v;  // per layer [text, KV heads of this rank, head_dim]
+};
+
+// cos and sin of one branch's generation tokens, f32 [tokens, head_dim / 2], in stored order.
+struct GenRope {
+  Tensor cos, sin;
+};
+
+// One vision item as the network reads it.
+struct VisionItem {
+  View latent;                      // f32 [C, T, h, w]
+  std::vector<bool> noisy;          // per latent frame; conditioned frames carry no timestep
+};
+
+struct GenInput {
+  std::vector<VisionItem> controls;  // transfer: clean control videos, before the target
+  VisionItem target;
+  View sound;                        // f32 [sound_dim, Ts] or empty
+  View action;                       // f32 [Ta, action_dim] or empty
+  std::vector<bool> action_noisy;    // per action token
+  int64_t action_domain = 0;
+  float timestep = 0;                // the scheduler's, 0 .. 1000
+};
+
+// Velocities, f32, same shapes as the inputs. Conditioned frames and tokens are exactly 0.
+struct GenOutput {
+  MutView vision;
+  MutView sound;
+  MutView action;
+};
+
+enum class Tower : uint8_t { und, gen };
+
+class Transformer {
+ public:
+  // Activations are `dtype` (f32 or bf16).
+  Transformer(Backend& backend, TransformerConfig config, DType dtype);
+  ~Transformer();
+
+  const TransformerConfig& config() const { return config_; }
+  DType dtype() const { return dtype_; }
+  Backend& backend() const { return backend_; }
+
+  // The tensor list. Both towers are needed to run prefill(); velocity() needs the generation's only.
+  void visit_und(WeightVisitor& visitor);
+  void visit_gen(WeightVisitor& visitor);
+  // Stored tensors that generation never reads.
+  static bool is_unused(std::string_view name);
+
+  // Runs the text tower. The cache is allocated by the backend.
+  UndCache prefill(Arena& arena, std::span<const int64_t> ids);
+
+  // The generation stream of one request; sizes from latents [C, T, h, w].
+  std::array<int64_t, 3> token_grid(int64_t frames, int64_t h, int64_t w) const;
+  GenRope make_rope(const Positions& positions, const TokenOrder& order, const Sequence& sequence);
+
+  // One evaluation. `attention` knows the step and the sequence.
+  void velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
+                const GenRope& rope, Attention& attention);
+
+  // Called after each layer with the tower's hidden states [tokens, H]; for tests and for naming the
+  // layer where a value stopped being finite.
+  using Probe = std::function<void(Tower, int layer, View hidden)>;
+  void set_probe(Probe probe) { probe_ = std::move(probe); }
+
+  // The timestep embedding [1, H] in f32 (section 4.1).
+  void embed_timestep(Arena& arena, MutView out, float timestep);
+
+ private:
+  void embed(Arena& arena, MutView x, const GenInput& in, const Sequence& sequence);
+  void embed_vision(Arena& arena, MutView x, const VisionItem& item, View time);
+  void read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
+                  const Sequence& sequence);
+  void gen_layer(Arena& arena, int layer, MutView x, const UndCache& und, View cos, View sin,
+                 Attention& attention);
+  Norm norm() const;
+
+  Backend& backend_;
+  TransformerConfig config_;
+  DType dtype_;
+  std::unique_ptr<TransformerWeights> weights_;
+  Probe probe_;
+};
+
+}  // namespace orrery

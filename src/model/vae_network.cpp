@@ -1,0 +1,366 @@
+#include "model/vae_network.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace orrery {
+
+namespace {
+
+// A causal 3-tap convolution sees two earlier frames; the strided one of the downsampler sees one.
+constexpr int64_t kKept = 2;
+constexpr int64_t kKeptByDownsampler = 1;
+
+View rows_of(View x) { return x.reshape({-1, x.dim(-1)}); }
+MutView rows_of(MutView x) { return x.reshape({-1, x.dim(-1)}); }
+View matrix_of(View conv_weight) { return conv_weight.reshape({conv_weight.dim(0), conv_weight.dim(1)}); }
+View vector_of(View gamma) { return gamma.reshape({-1}); }
+
+// [C, C, 3, 3] as a convolution over one frame.
+View image_kernel(View weight) { return weight.unsqueeze(2); }
+
+// x [T * f, ...] -> frames a, a + f, a + 2f, ... [T, ...]
+View every(View x, int64_t factor, int64_t a) {
+  if (factor == 1) return x;
+  return x.reshape({x.dim(0) / factor, factor, x.dim(1), x.dim(2), x.dim(3)}).select(1, a);
+}
+
+// x [T, H, W, C] -> the positions (b, d) of every cell of s x s: [T, H / s, W / s, C]
+View corner(View x, int64_t s, int64_t b, int64_t d) {
+  if (s == 1) return x;
+  return x.reshape({x.dim(0), x.dim(1) / s, s, x.dim(2) / s, s, x.dim(3)}).select(4, d).select(2, b);
+}
+
+// Channels i, i + n, i + 2n, ...
+View every_channel(View x, int64_t n, int64_t i) {
+  if (n == 1) return x;
+  return x.reshape({x.dim(0), x.dim(1), x.dim(2), x.dim(3) / n, n}).select(4, i);
+}
+
+}  // namespace
+
+// The input buffer of a causal convolution: remembered frames, then this chunk's.
+struct VaePass::Input {
+  MutView frames;   // [remembered + T, H, W, C]
+  MutView current;  // the last T of them
+  FrameCache* cache;
+};
+
+VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
+                 int64_t height, int64_t width, int64_t chunks)
+    : backend_(backend),
+      arena_(arena),
+      dtype_(dtype),
+      weights_(weights),
+      half_(half),
+      height_(height),
+      width_(width),
+      chunks_left_(chunks) {
+  make_caches();
+}
+
+void VaePass::make_caches() {
+  int64_t height = height_, width = width_;
+  const auto add = [&](int64_t channels, int64_t kept = kKept) {
+    FrameCache cache;
+    if (chunks_left_ > 1) cache.frames = arena_.make({kept, height, width, channels}, dtype_);
+    caches_.push_back(cache);
+  };
+  const auto add_resnet = [&](const ResnetWeights& resnet) {
+    add(resnet.in);
+    add(resnet.out);
+  };
+  const auto add_middle = [&] {
+    for (const ResnetWeights& resnet : weights_.middle_resnets) add_resnet(resnet);
+  };
+  add(weights_.in);
+  if (half_ == Half::decoder) add_middle();
+  for (const LevelWeights& level : weights_.levels) {
+    if (half_ == Half::decoder && level.temporal) add(level.out);
+    for (const ResnetWeights& resnet : level.resnets) add_resnet(resnet);
+    if (half_ == Half::decoder) {
+      height *= level.space_factor();
+      width *= level.space_factor();
+    } else {
+      height /= level.space_factor();
+      width /= level.space_factor();
+      if (level.temporal) add(level.out, kKeptByDownsampler);
+    }
+  }
+  if (half_ == Half::encoder) add_middle();
+  add(weights_.levels.back().out);
+}
+
+Shape VaePass::level_shape(const Shape& in, const LevelWeights& level) const {
+  const int64_t time = first_ ? 1 : level.time_factor(), space = level.space_factor();
+  if (half_ == Half::decoder) return {in[0] * time, in[1] * space, in[2] * space, level.out};
+  return {in[0] / time, in[1] / space, in[2] / space, level.out};
+}
+
+Shape VaePass::output_shape(int64_t frames) const {
+  Shape shape{frames, height_, width_, weights_.in};
+  for (const LevelWeights& level : weights_.levels) shape = level_shape(shape, level);
+  shape[3] = weights_.out;
+  return shape;
+}
+
+VaePass::Input VaePass::open(FrameCache& cache, Shape shape) {
+  Input input;
+  input.cache = &cache;
+  const int64_t remembered = input.cache->empty ? 0 : input.cache->frames.dim(0);
+  const int64_t frames = shape[0];
+  shape[0] += remembered;
+  input.frames = arena_.make(shape, dtype_);
+  input.current = input.frames.slice(0, remembered, frames);
+  if (remembered > 0) backend_.copy(input.frames.slice(0, 0, remembered), input.cache->frames);
+  return input;
+}
+
+void VaePass::keep(const Input& input) {
+  if (chunks_left_ == 1) return;
+  FrameCache& cache = *input.cache;
+  const int64_t kept = cache.frames.dim(0), have = input.frames.dim(0);
+  if (have < kept) {
+    backend_.fill(cache.frames.slice(0, 0, kept - have), 0.0f);
+    backend_.copy(cache.frames.slice(0, kept - have, have), input.frames);
+  } else {
+    backend_.copy(cache.frames, input.frames.slice(0, have - kept, kept));
+  }
+  cache.empty = false;
+}
+
+void VaePass::conv(MutView out, const Input& input, const ConvWeights& weights, View residual) {
+  const int64_t side = (weights.weight.dim(3) - 1) / 2;
+  Conv3d options;
+  options.pad_before = {input.cache->empty ? kKept : 0, side, side};
+  options.pad_after = {0, side, side};
+  backend_.conv3d(out, input.frames, weights.weight, weights.bias, options, residual);
+  keep(input);
+}
+
+void VaePass::norm_silu(MutView out, View x, View gamma) {
+  backend_.rms_norm(rows_of(out), rows_of(x), vector_of(gamma),
+                    {.kind = NormKind::channel, .silu = true});
+}
+
+// `out` may be `x` itself: then the block adds to it in place.
+void VaePass::resnet(MutView out, View x, const ResnetWeights& weights) {
+  View residual = x;
+  if (weights.in != weights.out) {
+    backend_.linear(rows_of(out), rows_of(x), matrix_of(weights.shortcut.weight),
+                    {.bias = weights.shortcut.bias});
+    residual = out;
+  }
+  Arena::Scope scope(arena_);
+  FrameCache& first_cache = take_cache();
+  // The second convolution's input comes first in the arena, since it outlives the first one's: the
+  // first convolution writes straight into it, and the norm works there in place.
+  const Input second = open(take_cache(), out.shape);
+  {
+    Arena::Scope inner(arena_);
+    const Input first = open(first_cache, x.shape);
+    norm_silu(first.current, x, weights.norm1);
+    conv(second.current, first, weights.conv1);
+  }
+  norm_silu(second.current, second.current, weights.norm2);
+  conv(out, second, weights.conv2, residual);
+}
+
+void VaePass::attention(MutView x, const ImageAttentionWeights& weights) {
+  Arena::Scope scope(arena_);
+  const int64_t frames = x.dim(0), positions = x.dim(1) * x.dim(2), width = x.dim(3);
+  MutView normed = arena_.make({frames, positions, 1, width}, dtype_);
+  MutView qkv = arena_.make({frames, positions, 3 * width}, dtype_);
+  backend_.rms_norm(rows_of(normed), rows_of(x), vector_of(weights.norm), {.kind = NormKind::channel});
+  backend_.linear(rows_of(qkv), rows_of(normed), matrix_of(weights.to_qkv.weight),
+                  {.bias = weights.to_qkv.bias});
+  AttentionPlan plan;
+  plan.scale = 1.0f / std::sqrt(static_cast<float>(width));
+  for (int64_t t = 0; t < frames; ++t) {
+    const auto part = [&](int64_t i) {
+      return qkv.select(0, t).slice(1, i * width, width).reshape({positions, 1, width});
+    };
+    // The normed values are spent: the result takes their place.
+    backend_.attention(normed.select(0, t), part(0), part(1), part(2), plan);
+  }
+  backend_.linear(rows_of(x), rows_of(normed), matrix_of(weights.proj.weight),
+                  {.bias = weights.proj.bias, .residual = rows_of(x)});
+}
+
+void VaePass::middle(MutView x) {
+  resnet(x, x, weights_.middle_resnets[0]);
+  attention(x, weights_.attention);
+  resnet(x, x, weights_.middle_resnets[1]);
+}
+
+// x stays as it is, for the shortcut of the level.
+void VaePass::resnets(MutView out, View x, const LevelWeights& level) {
+  View in = x;
+  for (const ResnetWeights& weights : level.resnets) {
+    resnet(out, in, weights);
+    in = out;
+  }
+}
+
+void VaePass::level_down(MutView out, View x, const LevelWeights& level) {
+  if (level.resamples) {
+    Arena::Scope scope(arena_);
+    MutView y = arena_.make({x.dim(0), x.dim(1), x.dim(2), level.out}, dtype_);
+    resnets(y, x, level);
+    downsample(out, y, level);
+  } else {
+    resnets(out, x, level);
+  }
+  add_averages(out, x, level);
+}
+
+void VaePass::level_up(MutView out, View x, const LevelWeights& level) {
+  if (!level.resamples) return resnets(out, x, level);
+  const Shape shape{x.dim(0), x.dim(1), x.dim(2), level.out};
+  Arena::Scope scope(arena_);
+  if (!level.temporal) {
+    MutView y = arena_.make(shape, dtype_);
+    resnets(y, x, level);
+    upsample(out, {y}, level);
+  } else if (FrameCache& cache = take_cache(); first_) {
+    // The first frame is not doubled in time and never becomes history: the time convolution of the
+    // next chunk begins with zeros.
+    MutView y = arena_.make(shape, dtype_);
+    resnets(y, x, level);
+    upsample(out, {y}, level);
+  } else {
+    const Input input = open(cache, shape);
+    resnets(input.current, x, level);
+    MutView pair = arena_.make({shape[0], shape[1], shape[2], 2 * level.out}, dtype_);
+    conv(pair, input, level.time_conv);
+    upsample(out, {pair.slice(3, 0, level.out), pair.slice(3, level.out, level.out)}, level);
+  }
+  add_repeats(out, x, level);
+}
+
+void VaePass::downsample(MutView out, View x, const LevelWeights& level) {
+  const Conv3d halve{.stride = {1, 2, 2}, .pad_after = {0, 1, 1}};
+  const View kernel = image_kernel(level.resample.weight);
+  if (!level.temporal) {
+    backend_.conv3d(out, x, kernel, level.resample.bias, halve);
+    return;
+  }
+  Arena::Scope scope(arena_);
+  const Input input = open(take_cache(), {x.dim(0), out.dim(1), out.dim(2), level.out});
+  backend_.conv3d(input.current, x, kernel, level.resample.bias, halve);
+  if (first_) {
+    // The first frame is not halved in time; it only is the next chunk's history.
+    backend_.copy(out, input.current);
+  } else {
+    backend_.conv3d(out, input.frames, level.time_conv.weight, level.time_conv.bias,
+                    {.stride = {2, 1, 1}});
+  }
+  keep(input);
+}
+
+// out frame n * t + a is frame t of part a of n, every pixel doubled, then convolved.
+void VaePass::upsample(MutView out, std::initializer_list<View> parts, const LevelWeights& level) {
+  const int64_t time = static_cast<int64_t>(parts.size());
+  Arena::Scope scope(arena_);
+  MutView doubled = arena_.make(out.shape, dtype_);
+  int64_t a = 0;
+  for (const View& part : parts) {
+    const View to = every(doubled, time, a++);
+    backend_.copy(MutView::cast(to.reshape({part.dim(0), part.dim(1), 2, part.dim(2), 2, part.dim(3)})),
+                  part.unsqueeze(2).expand(2, 2).unsqueeze(4).expand(4, 2));
+  }
+  backend_.conv3d(out, doubled, image_kernel(level.resample.weight), level.resample.bias,
+                  {.pad_before = {0, 1, 1}, .pad_after = {0, 1, 1}});
+}
+
+// out += the mean of each group of values: index (channel, time, row, column) of a cell of x, cut into
+// level.out groups. Time cells of the first frame begin with zeros, which add nothing.
+void VaePass::add_averages(MutView out, View x, const LevelWeights& level) {
+  const int64_t time = level.time_factor(), space = level.space_factor();
+  const int64_t cell = time * space * space;
+  const int64_t group = level.in * cell / level.out;
+  const int64_t whole = std::max<int64_t>(1, group / cell);  // channels that a group averages
+  const int64_t parts = std::max<int64_t>(1, cell / group);  // groups that share a channel
+  const int64_t zeros = first_ ? time - 1 : 0;
+  const float factor = 1.0f / static_cast<float>(group);
+  for (int64_t part = 0; part < parts; ++part) {
+    MutView to = MutView::cast(every_channel(out, parts, part));
+    std::vector<Term> terms{{1.0f, to}};
+    const auto flush = [&] {
+      if (terms.size() > 1) backend_.lincomb(to, terms);
+      terms.resize(1);
+    };
+    for (int64_t channel = 0; channel < whole; ++channel) {
+      for (int64_t i = part * cell / parts; i < (part + 1) * cell / parts; ++i) {
+        const int64_t a = i / (space * space);
+        if (a < zeros) continue;
+        const View frames = first_ ? x : every(x, time, a);
+        terms.push_back({factor, every_channel(corner(frames, space, i / space % space, i % space),
+                                               whole, channel)});
+        if (terms.size() == 8) flush();
+      }
+    }
+    flush();
+  }
+}
+
+// out += x with every channel repeated level.out * cell / level.in times and the result read as
+// (channel, time, row, column) of a cell. The first frame fills only the last place in time.
+void VaePass::add_repeats(MutView out, View x, const LevelWeights& level) {
+  const int64_t time = level.time_factor(), space = level.space_factor();
+  const int64_t cell = time * space * space;
+  const int64_t repeats = level.out * cell / level.in;
+  const int64_t copies = std::max<int64_t>(1, repeats / cell);   // output channels of one x channel
+  const int64_t sources = std::max<int64_t>(1, cell / repeats);  // x channels in one output channel
+  const int64_t frames = x.dim(0), height = x.dim(1), width = x.dim(2);
+  // Whether neighbouring columns always read the same channel.
+  const bool shared = repeats % space == 0;
+  for (int64_t a = first_ ? time - 1 : 0; a < time; ++a) {
+    const View to_frames = first_ ? View(out) : every(out, time, a);
+    for (int64_t b = 0; b < space; ++b) {
+      const View to_rows = to_frames.reshape({frames, height, space, width * space, level.out}).select(2, b);
+      for (int64_t d = 0; d < (shared ? 1 : space); ++d) {
+        const int64_t index = (a * space + b) * space + d;
+        const View from = every_channel(x, sources, index / repeats % sources);
+        View to = to_rows.reshape({frames, height, width, space, from.dim(3), copies});
+        if (!shared) to = to.slice(3, d, 1);
+        const View spread =
+            from.unsqueeze(3).expand(3, to.dim(3)).unsqueeze(5).expand(5, copies);
+        backend_.lincomb(MutView::cast(to), {{1.0f, to}, {1.0f, spread}});
+      }
+    }
+  }
+}
+
+void VaePass::run(MutView out, int64_t frames, const std::function<void(MutView)>& write_input) {
+  Arena::Scope scope(arena_);
+  next_cache_ = 0;
+  const bool decodes = half_ == Half::decoder;
+  const int64_t width = decodes ? weights_.middle : weights_.levels.front().in;
+  MutView x = arena_.make({frames, height_, width_, width}, dtype_);
+  {
+    Arena::Scope input_scope(arena_);
+    const Input input = open(take_cache(), {frames, height_, width_, weights_.in});
+    write_input(input.current);
+    conv(x, input, weights_.conv_in);
+  }
+  if (decodes) middle(x);
+  for (const LevelWeights& level : weights_.levels) {
+    MutView y = arena_.make(level_shape(x.shape, level), dtype_);
+    if (decodes) {
+      level_up(y, x, level);
+    } else {
+      level_down(y, x, level);
+    }
+    x = y;
+  }
+  if (!decodes) middle(x);
+  const Input head = open(take_cache(), x.shape);
+  norm_silu(head.current, x, weights_.norm_out);
+  conv(out, head, weights_.conv_out);
+  first_ = false;
+  --chunks_left_;
+}
+
+}  // namespace orrery

@@ -1,0 +1,72 @@
+// The two halves of the VAE as functions over chunks of frames, with the frames each causal
+// convolution remembers from one chunk to the next. Activations are [frames, H, W, C].
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/vae_weights.h"
+#include "tensor/tensor.h"
+
+namespace orrery {
+
+// The last input frames of one convolution, which the next chunk's input follows.
+struct FrameCache {
+  MutView frames;  // [2 or 1, H, W, C]
+  bool empty = true;
+};
+
+// One stretch of video through one half of the network: feed the first frame alone, then chunks of any
+// number of latent frames. Caches lie in the arena for the life of the pass, scratch only for the life
+// of a call.
+class VaePass {
+ public:
+  enum class Half { encoder, decoder };
+
+  // H, W: size of the half's input (patchified pixels, or latents). `chunks`: how many are coming;
+  // with one, nothing is remembered.
+  VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half, int64_t height,
+          int64_t width, int64_t chunks);
+
+  // Allocates nothing that outlives the call: `out` is the caller's, [frames', H', W', C'] as
+  // output_shape() says. `write_input` fills the input frames [frames, H, W, in].
+  void run(MutView out, int64_t frames, const std::function<void(MutView input)>& write_input);
+  Shape output_shape(int64_t frames) const;  // of the chunk that comes next
+
+ private:
+  struct Input;
+  FrameCache& take_cache() { return caches_[next_cache_++]; }
+  Input open(FrameCache& cache, Shape frames_shape);
+  void conv(MutView out, const Input& input, const ConvWeights& weights, View residual = {});
+  void keep(const Input& input);
+
+  void norm_silu(MutView out, View x, View gamma);
+  void resnet(MutView out, View x, const ResnetWeights& weights);
+  void attention(MutView x, const ImageAttentionWeights& weights);
+  void middle(MutView x);
+  void level_down(MutView out, View x, const LevelWeights& level);
+  void level_up(MutView out, View x, const LevelWeights& level);
+  void resnets(MutView out, View x, const LevelWeights& level);
+  void downsample(MutView out, View x, const LevelWeights& level);
+  void upsample(MutView out, std::initializer_list<View> parts, const LevelWeights& level);
+  void add_averages(MutView out, View x, const LevelWeights& level);
+  void add_repeats(MutView out, View x, const LevelWeights& level);
+  Shape level_shape(const Shape& in, const LevelWeights& level) const;
+  void make_caches();
+
+  Backend& backend_;
+  Arena& arena_;
+  DType dtype_;
+  const HalfWeights& weights_;
+  Half half_;
+  int64_t height_, width_;
+  int64_t chunks_left_;
+  bool first_ = true;
+  std::vector<FrameCache> caches_;  // in the order they are taken
+  size_t next_cache_ = 0;
+};
+
+}  // namespace orrery

@@ -1,0 +1,104 @@
+// A model's tensors, listed once. Each network has one function visit(weights, config, visitor) that
+// names every tensor with its slot and shape; checking, loading, sharding, sizing and random
+// initialisation are visitors over that list.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/safetensors.h"
+
+namespace orrery {
+
+class Communicator;
+
+// How tensor parallelism cuts a tensor: by output rows, by input columns, or not at all.
+enum class Split : uint8_t { none, rows, columns };
+
+// One or several weight matrices that are applied to the same input and whose outputs lie side by
+// side: [N_i, K] each. A backend that fuses weights holds them as one part.
+struct Linear {
+  std::vector<View> weights;
+  std::vector<View> biases;  // empty, or one per weight
+  // Set when the input dimension was cut (Split::columns): the output is summed over this group.
+  Communicator* reduce = nullptr;
+  int64_t out_features() const;
+  int64_t in_features() const;
+};
+
+// out = activation(x . w^T + b) + residual. `out` spans the parts side by side. With `reduce`, bias and
+// residual are added once, after the sum.
+void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual = {},
+           Activation activation = Activation::none);
+
+class WeightVisitor {
+ public:
+  virtual ~WeightVisitor() = default;
+  // One tensor of the checkpoint; `slot` is its place in the weights struct.
+  virtual void tensor(View& slot, const std::string& name, Shape shape, Split split = Split::none) = 0;
+  // Matrices [out[i], in] named prefixes[i] + ".weight" (and ".bias" [out[i]] when has_bias), all split
+  // the same way. A bias is cut with Split::rows and whole with Split::columns.
+  virtual void linear(Linear& slot, const std::vector<std::string>& prefixes,
+                      const std::vector<int64_t>& out, int64_t in, Split split, bool has_bias) = 0;
+};
+
+using VisitFunction = std::function<void(WeightVisitor&)>;
+
+// Which slice of every split tensor this rank holds, and the group that sums partial outputs.
+struct Shard {
+  int index = 0;
+  int count = 1;
+  Communicator* group = nullptr;
+};
+
+// Keeps alive whatever the views of a loaded weights struct point into: mappings or buffers.
+class WeightStore {
+ public:
+  int64_t bytes() const { return bytes_; }  // held in memory by this rank, mapped pages included
+  void release();                           // the views into it dangle afterwards
+
+ private:
+  friend class WeightLoader;
+  std::optional<Safetensors> files_;
+  std::vector<Buffer> buffers_;
+  int64_t bytes_ = 0;
+};
+
+struct LoadOptions {
+  // Type of the weights on the device; empty: as stored (the CPU reads the mapping in place).
+  std::optional<DType> dtype;
+  Shard shard;
+  // Names in the files that no slot asks for and that are no fault.
+  std::function<bool(std::string_view)> ignored;
+  bool check_finite = true;
+};
+
+// Names, shapes, types and, when asked, finite values of everything: one Error lists all faults.
+// A name is looked up as listed and with a leading "model.".
+void check_weights(const Safetensors& files, const VisitFunction& visit, const LoadOptions& options);
+
+// Fills the slots. The files have been checked.
+WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
+                         const LoadOptions& options);
+
+// Both, for a network whose tensors come and go together.
+WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
+                         const LoadOptions& options);
+
+// Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a rank
+// would hold. For dry runs.
+int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
+
+struct ListedTensor {
+  std::string name;
+  Shape shape;
+};
+std::vector<ListedTensor> list_tensors(const VisitFunction& visit);
+
+}  // namespace orrery

@@ -1,0 +1,308 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "conformance/harness.h"
+
+namespace orrery::conformance {
+namespace {
+
+ORRERY_CONFORMANCE(Attention);
+
+struct AttentionCase {
+  int64_t queries, keys, heads, kv_heads, d;
+};
+
+const AttentionCase kCases[] = {
+    {1, 1, 1, 1, 8},      {5, 7, 2, 1, 16},    {64, 64, 4, 2, 64},   {100, 300, 4, 4, 40}, {97, 263, 8, 2, 64},
+    {33, 520, 2, 2, 128}, {20, 30, 1, 1, 640}, {17, 290, 2, 1, 1024}, {3, 257, 3, 1, 12},   {200, 9, 2, 2, 32},
+};
+
+struct Problem {
+  TestTensor q, k, v;
+};
+
+Problem random_problem(Backend& backend, const AttentionCase& c, DType dtype, Layout layout) {
+  Problem p{{backend, {c.queries, c.heads, c.d}, dtype, layout},
+            {backend, {c.keys, c.kv_heads, c.d}, dtype, layout},
+            {backend, {c.keys, c.kv_heads, c.d}, dtype, layout}};
+  p.q.randomise(1);
+  p.k.randomise(2);
+  p.v.randomise(3);
+  return p;
+}
+
+// Scores of size s are off by about eps * s * sqrt(D), the weights by as much, the sums average that.
+double units(const AttentionCase& c) { return 12 + std::sqrt(double(c.d)); }
+
+TEST_P(Attention, DenseAndCausal) {
+  for (const std::string& name : candidate().attention) {
+    for (const AttentionCase& c : kCases) {
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        for (bool causal : {false, true}) {
+          for (float scale : {1 / std::sqrt(float(c.d)), -0.1f}) {
+            SCOPED_TRACE(testing::Message() << name << " " << c.queries << " x " << c.keys << " heads " << c.heads
+                                            << "/" << c.kv_heads << " of " << c.d << " " << name_of(dtype)
+                                            << " causal " << causal << " scale " << scale);
+            Problem p = random_problem(*backend_, c, dtype, Layout::outer_gaps);
+            TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, dtype, Layout::outer_gaps);
+            TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
+            AttentionPlan plan;
+            plan.causal = causal;
+            plan.scale = scale;
+            plan.implementation = name;
+            plan.lse = lse.device();
+            backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+            if (!name.empty()) {
+              EXPECT_EQ(backend_->last_attention(), name);
+            }
+            const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+            const reference::Values size(want.out.size(), 1.5);
+            // Tensor cores take the weights in bf16: half a unit of 2^-8 of each.
+            const bool rounds_weights = dtype == DType::bf16 && backend_->device() == DeviceKind::cuda &&
+                                        backend_->last_attention() != "reference";
+            expect_close(out, want.out, units(c) + (rounds_weights ? 0x1p15 : 0), 1, size);
+            expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
+          }
+        }
+      }
+    }
+  }
+}
+
+// A mask on the device with random, sorted lists.
+struct TestMask {
+  TestMask(Backend& backend, int64_t lists, int64_t queries, int64_t keys, int64_t block_q, int64_t block_k,
+           double keep, uint64_t seed) {
+    const int64_t rows = (queries + block_q - 1) / block_q, blocks = (keys + block_k - 1) / block_k;
+    std::mt19937_64 engine(seed);
+    std::vector<int32_t> ids(size_t(lists * rows * blocks), -1), counts;
+    for (int64_t row = 0; row < lists * rows; ++row) {
+      int32_t count = 0;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const bool last = b + 1 == blocks && count == 0;
+        if (last || std::uniform_real_distribution<>(0, 1)(engine) < keep) {
+          ids[size_t(row * blocks + count++)] = int32_t(b);
+        }
+      }
+      counts.push_back(count);
+    }
+    const auto place = [&](const std::vector<int32_t>& values, Shape shape, Tensor& host, Tensor& device) {
+      host = allocate_host_tensor(shape, DType::i32);
+      std::memcpy(host.view.mut(), values.data(), values.size() * 4);
+      device = backend.allocate_tensor(shape, DType::i32);
+      backend.upload(device.view, host.view);
+    };
+    place(ids, {lists, rows, blocks}, host_ids, device_ids);
+    place(counts, {lists, rows}, host_counts, device_counts);
+    host = {block_q, block_k, host_ids.view, host_counts.view};
+    device = {block_q, block_k, device_ids.view, device_counts.view};
+  }
+  Tensor host_ids, host_counts, device_ids, device_counts;
+  BlockMask host, device;
+};
+
+TEST_P(Attention, BlockSparse) {
+  const int64_t blocks[][2] = {{64, 64}, {16, 32}, {128, 64}, {32, 256}, {48, 40}};
+  for (const std::string& name : candidate().attention) {
+    for (const auto& block : blocks) {
+      for (const AttentionCase& c : {AttentionCase{200, 333, 4, 2, 64}, {130, 600, 2, 2, 24}, {64, 256, 2, 1, 128}}) {
+        for (bool shared : {false, true}) {
+          SCOPED_TRACE(testing::Message() << name << " blocks " << block[0] << " x " << block[1] << " keys " << c.keys
+                                          << " shared lists " << shared);
+          Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+          const TestMask mask(*backend_, shared ? 1 : c.heads, c.queries, c.keys, block[0], block[1], 0.4, 7);
+          TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, DType::f32);
+          TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
+          AttentionPlan plan;
+          plan.scale = 1 / std::sqrt(float(c.d));
+          plan.implementation = name;
+          plan.mask = &mask.device;
+          plan.lse = lse.device();
+          backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+          plan.mask = &mask.host;
+          const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+          expect_close(out, want.out, units(c), 1, reference::Values(want.out.size(), 1.5));
+          expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
+        }
+      }
+    }
+  }
+}
+
+// B63, B67: a plan that keeps every block is the dense plan, bit for bit, ragged tails included.
+TEST_P(Attention, AllBlocksKeptIsDenseBitForBit) {
+  for (const std::string& name : candidate().attention) {
+    for (int64_t keys : {320, 321, 352, 383}) {
+      for (int64_t block_k : {16, 64, 128}) {
+        const AttentionCase c{150, keys, 4, 2, 64};
+        Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+        const TestMask mask(*backend_, 1, c.queries, keys, 64, block_k, 2.0, 1);
+        AttentionPlan plan;
+        plan.scale = 0.125f;
+        plan.implementation = name;
+        TestTensor dense = poisoned(*backend_, p.q.host().shape, DType::f32);
+        TestTensor sparse = poisoned(*backend_, p.q.host().shape, DType::f32);
+        backend_->attention(dense.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+        plan.mask = &mask.device;
+        backend_->attention(sparse.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+        ASSERT_TRUE(dense.download());
+        ASSERT_TRUE(sparse.download());
+        EXPECT_EQ(reference::values(dense.host()), reference::values(sparse.host()))
+            << name << ", " << keys << " keys in blocks of " << block_k;
+      }
+    }
+  }
+}
+
+// Blocks that are not selected are not part of the computation, whatever they hold.
+TEST_P(Attention, UnselectedBlocksMayHoldNan) {
+  for (const std::string& name : candidate().attention) {
+    const AttentionCase c{64, 200, 2, 1, 32};
+    Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+    reference::Values k = reference::values(p.k.host()), v = reference::values(p.v.host());
+    // Block 1 (keys 64 to 127) is poison; so are the odd blocks of 16 inside for the finer mask.
+    for (int64_t i = 64 * 32; i < 128 * 32; ++i) k[size_t(i)] = v[size_t(i)] = NAN;
+    p.k.assign(k);
+    p.v.assign(v);
+    TestMask mask(*backend_, 1, 64, 200, 64, 64, 2.0, 1);
+    auto* ids = mask.host_ids.view.as<int32_t>();
+    ids[1] = 2;
+    ids[2] = 3;
+    mask.host_counts.view.as<int32_t>()[0] = 3;
+    backend_->upload(mask.device_ids.view, mask.host_ids.view);
+    backend_->upload(mask.device_counts.view, mask.host_counts.view);
+    AttentionPlan plan;
+    plan.scale = 0.2f;
+    plan.implementation = name;
+    plan.mask = &mask.device;
+    TestTensor out = poisoned(*backend_, {64, 2, 32}, DType::f32);
+    backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+    plan.mask = &mask.host;
+    const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+    expect_close(out, want.out, units(c), 1, reference::Values(want.out.size(), 1.5));
+  }
+}
+
+TEST_P(Attention, FutureKeysMayHoldNan) {
+  for (const std::string& name : candidate().attention) {
+    const AttentionCase c{40, 40, 2, 2, 16};
+    Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+    reference::Values k = reference::values(p.k.host()), v = reference::values(p.v.host());
+    for (int64_t i = 30 * 32; i < 40 * 32; ++i) k[size_t(i)] = v[size_t(i)] = NAN;
+    p.k.assign(k);
+    p.v.assign(v);
+    AttentionPlan plan;
+    plan.scale = 0.25f;
+    plan.causal = true;
+    plan.implementation = name;
+    TestTensor out = poisoned(*backend_, {40, 2, 16}, DType::f32);
+    backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+    ASSERT_TRUE(out.download());
+    const reference::Values got = reference::values(out.host());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(std::isnan(got[i]), i >= 30 * 32) << "row " << i / 32 << " of " << name;
+    }
+  }
+}
+
+TEST_P(Attention, NanInASelectedKeyShows) {
+  for (const std::string& name : candidate().attention) {
+    const AttentionCase c{3, 300, 1, 1, 16};
+    Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+    reference::Values k = reference::values(p.k.host());
+    k[270 * 16] = NAN;
+    p.k.assign(k);
+    AttentionPlan plan;
+    plan.scale = 0.25f;
+    plan.implementation = name;
+    TestTensor out = poisoned(*backend_, {3, 1, 16}, DType::f32);
+    backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+    ASSERT_TRUE(out.download());
+    EXPECT_TRUE(std::isnan(reference::values(out.host())[0])) << name;  // B14
+  }
+}
+
+// B58: no keys at all, and the rows of a causal plan that come before the first key.
+TEST_P(Attention, RowsWithoutKeysAreZero) {
+  const double none = -std::numeric_limits<double>::infinity();
+  for (const std::string& name : candidate().attention) {
+    AttentionPlan plan;
+    plan.scale = 0.25f;
+    plan.implementation = name;
+    TestTensor q(*backend_, {5, 2, 8}, DType::f32), k(*backend_, {3, 1, 8}, DType::f32),
+        v(*backend_, {3, 1, 8}, DType::f32);
+    q.randomise(1);
+    k.randomise(2);
+    v.randomise(3);
+    {
+      TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32), lse = poisoned(*backend_, {2, 5}, DType::f32);
+      plan.lse = lse.device();
+      backend_->attention(out.device(), q.device(), View(k.device()).slice(0, 0, 0),
+                          View(v.device()).slice(0, 0, 0), plan);
+      expect_close(out, reference::Values(80, 0.0), 0);
+      expect_close(lse, reference::Values(10, none), 0);
+    }
+    TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32), lse = poisoned(*backend_, {2, 5}, DType::f32);
+    plan.lse = lse.device();
+    plan.causal = true;  // rows 0 and 1 see nothing
+    backend_->attention(out.device(), q.device(), k.device(), v.device(), plan);
+    const reference::Attention want = reference::attention(q.host(), k.host(), v.host(), plan);
+    EXPECT_EQ(want.lse[1], none);
+    expect_close(out, want.out, 12, 1, reference::Values(80, 1.5));
+    expect_close(lse, want.lse, 12, 1, reference::Values(10, 2.0));
+    EXPECT_EQ(reference::values(out.host())[0], 0);
+  }
+}
+
+// Scores of several hundred: only differences may matter.
+TEST_P(Attention, LargeScores) {
+  for (const std::string& name : candidate().attention) {
+    TestTensor q(*backend_, {2, 1, 8}, DType::f32), k(*backend_, {600, 1, 8}, DType::f32),
+        v(*backend_, {600, 1, 8}, DType::f32);
+    q.assign(reference::Values(16, 32.0));
+    reference::Values keys;
+    for (int i = 0; i < 4800; ++i) keys.push_back(double(i / 8) / 256);  // scores up to 600, exact
+    k.assign(keys);
+    v.randomise(4);
+    AttentionPlan plan;
+    plan.scale = 1;
+    plan.implementation = name;
+    TestTensor out = poisoned(*backend_, {2, 1, 8}, DType::f32);
+    backend_->attention(out.device(), q.device(), k.device(), v.device(), plan);
+    const reference::Attention want = reference::attention(q.host(), k.host(), v.host(), plan);
+    expect_close(out, want.out, 12, 1, reference::Values(16, 1.0));
+  }
+}
+
+// B62: an explicitly named implementation that is not there is an error that lists those that are.
+TEST_P(Attention, UnknownImplementationIsRefused) {
+  TestTensor q(*backend_, {1, 1, 8}, DType::f32), out = poisoned(*backend_, {1, 1, 8}, DType::f32);
+  q.randomise(1);
+  AttentionPlan plan;
+  plan.scale = 1;
+  plan.implementation = "fa9";
+  try {
+    backend_->attention(out.device(), q.device(), q.device(), q.device(), plan);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("fa9"), std::string::npos) << error.what();
+    for (const std::string& name : candidate().attention) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST_P(Attention, TheBestImplementationIsNamed) {
+  if (backend_->device() != DeviceKind::cpu) GTEST_SKIP() << "depends on the shape on this backend";
+  TestTensor q(*backend_, {1, 1, 8}, DType::f32), out = poisoned(*backend_, {1, 1, 8}, DType::f32);
+  q.randomise(1);
+  AttentionPlan plan;
+  plan.scale = 1;
+  backend_->attention(out.device(), q.device(), q.device(), q.device(), plan);
+  EXPECT_EQ(backend_->last_attention(), "native");
+}
+
+}  // namespace
+}  // namespace orrery::conformance
