@@ -24,6 +24,7 @@ endfunction()
 
 # Plans are tested by running them.
 set(attention_test_deps cpu)
+set(model_test_deps cpu)
 foreach(layer base tensor backend cpu dist io text attention model engine)
   file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${layer}/*_test.cpp)
   orrery_test(unit_${layer} unit SOURCES ${tests} DEPS ${layer} ${${layer}_test_deps})

@@ -21,14 +21,14 @@ Attention::Attention(Backend& backend, const AttentionStrategy& strategy, Sequen
 }
 
 void Attention::begin_step(int step, int num_steps) {
-  AttentionMoment moment;
-  moment.layout = strategy_.layout_at(step, num_steps);
-  moment.step = step;
-  moment.step_in_phase = strategy_.step_in_phase(step, num_steps);
+  AttentionMoment now;
+  now.layout = strategy_.layout_at(step, num_steps);
+  now.step = step;
+  now.step_in_phase = strategy_.step_in_phase(step, num_steps);
   // Selections look forward only: neither warm-up's nor those of a later step hold for this one.
   if (warming_up_ || (moment_ && step < moment_->step)) selections_.clear();
   warming_up_ = false;
-  moment_ = moment;
+  moment_ = now;
 }
 
 void Attention::begin_layout(int layout) {
@@ -40,13 +40,21 @@ void Attention::begin_layout(int layout) {
 }
 
 std::string Attention::replay_key() const {
-  require(moment_.has_value(), "attention: no denoising step has begun");
-  std::string key = concat("layout ", moment_->layout, " branch ", branch_);
+  const AttentionMoment now = moment();
+  std::string key = concat("layout ", now.layout, " branch ", now.branch);
   for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
     const int reuse = strategy_.preset_method(preset).reuse_steps();
-    if (reuse > 1) key += moment_->step_in_phase % reuse == 0 ? " selects" : " reuses";
+    if (reuse > 1) key += now.step_in_phase % reuse == 0 ? " selects" : " reuses";
   }
   return key;
+}
+
+AttentionMoment Attention::moment() const {
+  require(moment_.has_value(),
+          "attention: the strategy has a schedule, but no denoising step has begun");
+  AttentionMoment now = *moment_;
+  now.branch = branch_;
+  return now;
 }
 
 bool Attention::is_shared() const { return cp_ != nullptr && cp_->size() > 1; }
@@ -81,8 +89,8 @@ void Attention::run(Arena& arena, MutView out, View q, View und_k, View und_v, c
 
 namespace {
 
-// out [ranks, padded, heads per rank, D] from x [rows, KV or H, D]: the heads of each rank in its block.
-// Rows past `rows` keep what they hold: they are cut off at the other end.
+// out [ranks, padded, heads per rank, D] from x [rows, KV or H, D]: the heads of each rank in its
+// block. Rows past `rows` keep what they hold: they are cut off at the other end.
 void scatter_heads(Backend& backend, MutView out, View x, const HeadExchange& heads, bool is_kv) {
   const int64_t ranks = out.dim(0), per_rank = out.dim(2), d = x.dim(2), rows = x.dim(0);
   const MutView real = out.slice(1, 0, rows);
@@ -111,6 +119,11 @@ void Attention::exchange(Arena& arena, MutView out, View q, View und_k, View und
           kv.k.dim(0), " keys; its share is ", share.rows, ", or ", share.padded_rows,
           " with padding");
   const HeadExchange heads(q.dim(1), kv.k.dim(1), ranks);
+  const AttentionMethod& method = strategy_.method(moment().layout, site.layer, site.role);
+  require(heads.splits_kv() || !method.needs_whole_groups(), ErrorKind::unsupported,
+          "attention: ", method.description(),
+          " needs all query heads of a key/value head on one rank, but ", ranks, " ranks share ",
+          kv.k.dim(1), " key/value heads");
   const int64_t q_heads = heads.q_count(), kv_heads = heads.kv_count();
   const int64_t padded = share.padded_rows, all = ranks * padded;
 
@@ -160,26 +173,25 @@ double Attention::seconds_so_far() const {
 
 void Attention::attend(Arena& arena, MutView out, View q, View k, View v, int64_t text,
                        const AttentionSite& site) {
-  // The text tower runs before the first step: it is the same in every layout.
-  require(moment_.has_value() || is_invariant(site.role),
-          "attention: the strategy has a schedule, but no denoising step has begun");
   require(is_invariant(site.role) || q.dim(0) == sequence_.size(), "attention: ", q.dim(0),
           " queries for a sequence of ", sequence_.size());
-  AttentionMoment moment = moment_.value_or(AttentionMoment{});
-  moment.branch = branch_;
-  const AttentionMethod& method = strategy_.method(moment.layout, site.layer, site.role);
+  // The text tower runs before the first step: it is the same in every layout.
+  const bool any_layout_does = is_invariant(site.role) && !moment_;
+  AttentionMoment now = any_layout_does ? AttentionMoment{} : moment();
+  now.branch = branch_;
+  const AttentionMethod& method = strategy_.method(now.layout, site.layer, site.role);
   const double start = recording_ ? seconds_so_far() : 0;
   PlannedAttention planned =
-      method.plan({site, moment, text, scale_, q, k, sequence_, backend_, arena, selections_});
+      method.plan({site, now, text, scale_, q, k, sequence_, backend_, arena, selections_});
   if (planned.mask) planned.plan.mask = &*planned.mask;
   backend_.attention(out, q, k, v, planned.plan);
   if (!recording_) return;
   DispatchRecord record;
-  record.step = moment.step;
-  record.branch = moment.branch;
+  record.step = now.step;
+  record.branch = now.branch;
   record.layer = site.layer;
   record.role = site.role;
-  record.method = strategy_.preset_name(moment.layout, site.layer, site.role);
+  record.method = strategy_.preset_name(now.layout, site.layer, site.role);
   record.implementation = backend_.last_attention();
   record.kept_blocks = planned.kept_blocks;
   record.all_blocks = planned.all_blocks;

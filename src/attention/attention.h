@@ -4,7 +4,8 @@
 // Life of one generation call, the same lines on every mesh:
 //   1. keys_values() hands out the rows for this rank's keys and values, behind the text's.
 //   2. The model writes them (the projection and qk_norm_rope write straight into place).
-//   3. run() exchanges sequence for heads (nothing to do in a group of one), asks the strategy for the
+//   3. run() exchanges sequence for heads (nothing to do in a group of one), asks the strategy for
+//   the
 //      plan of (step, layer, role), runs it, and exchanges back.
 #pragma once
 
@@ -25,32 +26,33 @@ class Communicator;
 
 // Rows of one layer's keys and values. Writable part: this rank's generation rows.
 struct KvRows {
-  MutView k, v;            // [rows of this rank, KV, D]: write here
-  MutView full_k, full_v;  // [text + rows, KV, D]; without the text when a group shares the sequence
+  MutView k, v;  // [rows of this rank, KV, D]: write here
+  MutView full_k,
+      full_v;  // [text + rows, KV, D]; without the text when a group shares the sequence
 };
 
 // What ran, for the report.
 struct DispatchRecord {
   int step = 0;
-  int branch = 0;        // guidance branch: 0 conditional, 1 unconditional, ...
+  int branch = 0;  // guidance branch: 0 conditional, 1 unconditional, ...
   int layer = 0;
   AttentionRole role = AttentionRole::gen;
   std::string method;          // preset name
   std::string implementation;  // what the backend ran
   int64_t kept_blocks = 0;     // 0 of 0: dense
   int64_t all_blocks = 0;
-  double seconds = 0;          // 0 unless the backend profiles
+  double seconds = 0;  // 0 unless the backend profiles
 };
 
 // One per request. Not thread-safe.
 class Attention {
  public:
   // `cp`: group that shares the sequence, or null for one rank. The strategy must outlive this.
-  Attention(Backend& backend, const AttentionStrategy& strategy, Sequence sequence, int64_t head_dim,
-            Communicator* cp = nullptr);
+  Attention(Backend& backend, const AttentionStrategy& strategy, Sequence sequence,
+            int64_t head_dim, Communicator* cp = nullptr);
 
-  // Selects the layout of a logical step; every evaluation of the step uses it. A strategy without a
-  // schedule needs no step.
+  // Selects the layout of a logical step; every evaluation of the step uses it. A strategy without
+  // a schedule needs no step.
   void begin_step(int step, int num_steps);
   void begin_branch(int branch) { branch_ = branch; }
 
@@ -60,12 +62,12 @@ class Attention {
   // sequences of operations on equal addresses, so that a recorded evaluation may be replayed.
   std::string replay_key() const;
 
-  // Memory comes from `arena` and lives until the caller's scope ends. und_k, und_v [text, KV, D]; text
-  // may be 0 (B58), KV, D and dtype are read all the same.
+  // Memory comes from `arena` and lives until the caller's scope ends. und_k, und_v [text, KV, D];
+  // text may be 0 (B58), KV, D and dtype are read all the same.
   KvRows keys_values(Arena& arena, View und_k, View und_v, int64_t rows);
-  // out, q [rows, H, D] of this rank: all of sequence() without a group, else its share of the rows,
-  // with or without padding (Sequence::share). For the text tower, causal and whole on each rank, und_k
-  // and und_v have no rows and kv holds the text.
+  // out, q [rows, H, D] of this rank: all of sequence() without a group, else its share of the
+  // rows, with or without padding (Sequence::share). For the text tower, causal and whole on each
+  // rank, und_k and und_v have no rows and kv holds the text.
   void run(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
            const AttentionSite& site);
 
@@ -79,6 +81,7 @@ class Attention {
   void exchange(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
                 const AttentionSite& site);
   bool is_shared() const;
+  AttentionMoment moment() const;
   double seconds_so_far() const;
 
   Backend& backend_;

@@ -48,8 +48,8 @@ std::string reusing(int steps) {
 }
 
 std::string topk(double sparsity) {
-  return block_sparse(concat(R"({"name": "block_topk", "config": {"target_sparsity": )", sparsity,
-                             "}}"));
+  return block_sparse(
+      concat(R"({"name": "block_topk", "config": {"target_sparsity": )", sparsity, "}}"));
 }
 
 // The facade's buffers are [text | generation]: the same as attention over joined tensors.
@@ -84,7 +84,8 @@ TEST_F(AttentionFacade, DenseReadsTextAndGeneration) {
   }
 }
 
-// The text tower: causal, before any step, whatever the schedule; an empty prompt has nothing to do.
+// The text tower: causal, before any step, whatever the schedule; an empty prompt has nothing to
+// do.
 TEST_F(AttentionFacade, TextIsCausalAndNeedsNoStep) {
   const AttentionStrategy strategy = strategy_of(
       R"({"presets": {"d": "native"}, "layouts": {"a": {"default": "d"}}, )"
@@ -108,7 +109,8 @@ TEST_F(AttentionFacade, TextIsCausalAndNeedsNoStep) {
   }
 }
 
-// B67: dense steps of a schedule, sparsity 0, and "nothing but protected" are the dense run, bit for bit.
+// B67: dense steps of a schedule, sparsity 0, and "nothing but protected" are the dense run, bit
+// for bit.
 TEST_F(AttentionFacade, DenseStepsOfAMixedRunAreTheDenseRuns) {
   const CallData data(video());
   const std::vector<float> dense = run(gen_by(R"("native")"), data);
@@ -132,7 +134,8 @@ TEST_F(AttentionFacade, DenseStepsOfAMixedRunAreTheDenseRuns) {
   EXPECT_TRUE(same_bits(run(gen_by(topk(0.9)), actions), run(gen_by(R"("native")"), actions)));
 }
 
-// A block that nobody selected may hold anything: the window of the first frame ends before the last.
+// A block that nobody selected may hold anything: the window of the first frame ends before the
+// last.
 TEST_F(AttentionFacade, APoisonedBlockOutsideTheSelectionIsNeverRead) {
   const AttentionStrategy strategy =
       gen_by(block_sparse(R"({"name": "sliding_tile", "config": {"window": [3, 1, 1]}})"));
@@ -185,8 +188,8 @@ TEST_F(AttentionFacade, TokenOrderChangesDenseResultsByRoundingOnly) {
   for (size_t i = 0; i < permutation.size(); ++i) {
     for (int64_t c = 0; c < q_row; ++c) {
       // Another order of 405 f32 additions.
-      EXPECT_NEAR(got[i * size_t(q_row) + size_t(c)],
-                  want[size_t(permutation[i] * q_row + c)], 2e-6);
+      EXPECT_NEAR(got[i * size_t(q_row) + size_t(c)], want[size_t(permutation[i] * q_row + c)],
+                  2e-6);
     }
   }
 }
@@ -329,9 +332,9 @@ TEST_F(Reuse, WarmUpAndPhasesStartAfresh) {
     keys.push_back(attention.replay_key());
   }
   EXPECT_EQ(counts, (std::vector<int64_t>{1, 0, 1, 0}));
-  EXPECT_EQ(keys, (std::vector<std::string>{"layout 0 branch 0 selects", "layout 0 branch 0 reuses",
-                                            "layout 1 branch 0 selects",
-                                            "layout 1 branch 0 reuses"}));
+  EXPECT_EQ(keys,
+            (std::vector<std::string>{"layout 0 branch 0 selects", "layout 0 branch 0 reuses",
+                                      "layout 1 branch 0 selects", "layout 1 branch 0 reuses"}));
 }
 
 // A window is built once per branch and serves all layers and steps.
@@ -349,7 +352,8 @@ TEST_F(Reuse, WindowsAreBuiltOnce) {
   EXPECT_EQ(backend_->stats().find("upload")->second.calls, 2);  // indices and counts
 }
 
-// --- contracts -------------------------------------------------------------------------------------
+// --- contracts
+// -------------------------------------------------------------------------------------
 
 TEST_F(AttentionFacade, RefusesWhatDoesNotFit) {
   const AttentionStrategy strategy = AttentionStrategy::dense(testing::inventory());

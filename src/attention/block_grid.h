@@ -1,6 +1,6 @@
-// How a call's queries and keys fall into blocks, and which blocks are protected: keys of text, control,
-// sound and action tokens are kept by every query, and query blocks that touch control, sound or action
-// rows see every key.
+// How a call's queries and keys fall into blocks, and which blocks are protected: keys of text,
+// control, sound and action tokens are kept by every query, and query blocks that touch control,
+// sound or action rows see every key.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ struct BlockGrid {
   }
   int64_t all() const { return heads * rows * blocks; }
 
-  int64_t heads, rows, blocks;       // counts
-  int64_t head_end, tail_begin;      // key blocks before and from here on are protected
+  int64_t heads, rows, blocks;               // counts
+  int64_t head_end, tail_begin;              // key blocks before and from here on are protected
   int64_t dense_head_end, dense_tail_begin;  // query blocks before and from here on are dense
 };
 

@@ -6,13 +6,6 @@
 
 namespace orrery {
 
-std::string BlockSparseOptions::describe(const std::string& method,
-                                         const std::string& detail) const {
-  std::string text = concat(method, " ", block_q, "x", block_k, ", ", detail);
-  if (reuse_steps > 1) text += concat(", selection reused for ", reuse_steps, " steps");
-  return text + " (" + kernel.provider + ")";
-}
-
 namespace {
 
 class BlockTopk final : public AttentionMethod {
@@ -45,8 +38,7 @@ class BlockTopk final : public AttentionMethod {
     if (planned.kept_blocks == planned.all_blocks) return planned;
 
     const Shape shape{grid.heads, grid.rows, grid.blocks};
-    Selection& selection =
-        call.selections.for_steps(call, *this, shape, options_.reuse_steps);
+    Selection& selection = call.selections.for_steps(call, *this, shape, options_.reuse_steps);
     if (selection.stale) {
       call.backend.select_blocks(selection.indices, selection.counts, call.q, call.k, rule);
       selection.stale = false;

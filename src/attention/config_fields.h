@@ -1,5 +1,5 @@
-// Reading the members of a strategy document. Each refusal names the place, what was found and what would
-// do.
+// Reading the members of a strategy document. Each refusal names the place, what was found and what
+// would do.
 #pragma once
 
 #include <initializer_list>

@@ -1,5 +1,5 @@
-// Ranks that share the sequence must give the one-rank output bit for bit: after the exchange each runs the
-// same arithmetic on whole sequences.
+// Ranks that share the sequence must give the one-rank output bit for bit: after the exchange each
+// runs the same arithmetic on whole sequences.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -91,9 +91,12 @@ std::vector<Method> methods() {
   return {
       {"dense native", R"("native")"},
       {"dense reference", R"("reference")"},
-      {"topk native", block_sparse(R"({"name": "block_topk", "config": {"target_sparsity": 0.6}})")},
+      {"topk native",
+       block_sparse(R"({"name": "block_topk", "config": {"target_sparsity": 0.6}})")},
       {"topk reference",
        block_sparse(R"({"name": "block_topk", "config": {"target_sparsity": 0.6}})", "reference")},
+      {"group topk", block_sparse(R"({"name": "block_topk", "config": {"target_sparsity": 0.6, )"
+                                  R"("share_kv_group": true}})")},
       {"window", block_sparse(R"({"name": "sliding_tile", "config": {"window": [3, 1, 1]}})")},
       {"threshold", block_sparse(R"({"name": "threshold", "config": {"mass": 0.6}})")},
   };
@@ -116,6 +119,10 @@ TEST(Exchange, EqualsOneRankBitForBit) {
       const CallData data(shape);
       const std::vector<float> want = one_rank(strategy, data);
       for (int ranks : {1, 2, 3, 4}) {
+        if (strategy.method(0, 1, AttentionRole::gen).needs_whole_groups() && kv_heads % ranks) {
+          EXPECT_THROW(many_ranks(strategy, data, ranks, false), Error);
+          continue;
+        }
         EXPECT_TRUE(same_bits(many_ranks(strategy, data, ranks, ranks % 2 == 0), want))
             << method.name << ", " << kv_heads << " KV heads, " << ranks << " ranks";
       }

@@ -1,5 +1,5 @@
-// What an attention method is: given one call, it says which key blocks each query block sees. Backends
-// run the plan; methods never compute attention.
+// What an attention method is: given one call, it says which key blocks each query block sees.
+// Backends run the plan; methods never compute attention.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@
 
 namespace orrery {
 
-// One call as a method sees it: whole sequences, this rank's heads. q [Sq, H, D], k [text + Sq, KV, D].
+// One call as a method sees it: whole sequences, this rank's heads. q [Sq, H, D], k [text + Sq, KV,
+// D].
 struct AttentionCall {
   AttentionSite site;
   AttentionMoment moment;
@@ -36,8 +37,8 @@ struct PlannedAttention {
   int64_t all_blocks = 0;
 };
 
-// Immutable: what a request must remember lives in its SelectionCache. A plan is valid until the arena
-// scope of the call ends.
+// Immutable: what a request must remember lives in its SelectionCache. A plan is valid until the
+// arena scope of the call ends.
 class AttentionMethod {
  public:
   virtual ~AttentionMethod() = default;
@@ -47,6 +48,9 @@ class AttentionMethod {
   virtual bool is_dense() const { return false; }
   // Longest run of steps that share one selection; 1 when each call selects anew.
   virtual int reuse_steps() const { return 1; }
+  // True when query heads of one key/value head choose together, so that no two ranks may share the
+  // head.
+  virtual bool needs_whole_groups() const { return false; }
   virtual PlannedAttention plan(const AttentionCall& call) const = 0;
 };
 
@@ -70,12 +74,18 @@ struct BlockSparseOptions {
 
 std::unique_ptr<AttentionMethod> make_dense(KernelChoice kernel);
 // Keeps the blocks that score best, a fixed share of them (SubBlock).
-std::unique_ptr<AttentionMethod> make_block_topk(BlockSparseOptions options, double target_sparsity);
-// Keeps a window of tiles of the token order around each query's tile; with raster order the tile is a
-// frame. The window keeps its size at the borders. Extents are odd.
+std::unique_ptr<AttentionMethod> make_block_topk(BlockSparseOptions options,
+                                                 double target_sparsity);
+// The same with one list per key/value head, chosen by all query heads that read it. CPU backend
+// only.
+std::unique_ptr<AttentionMethod> make_group_topk(BlockSparseOptions options,
+                                                 double target_sparsity);
+// Keeps a window of tiles of the token order around each query's tile; with raster order the tile
+// is a frame. The window keeps its size at the borders. Extents are odd.
 std::unique_ptr<AttentionMethod> make_sliding_tile(BlockSparseOptions options,
                                                    std::array<int64_t, 3> window);
-// Keeps the fewest blocks whose estimated share of the softmax mass reaches `mass` in (0, 1].
+// Keeps the fewest blocks whose estimated share of the softmax mass reaches `mass` in (0, 1]. CPU
+// backend only.
 std::unique_ptr<AttentionMethod> make_threshold(BlockSparseOptions options, double mass);
 
 }  // namespace orrery

@@ -1,6 +1,9 @@
 #include "attention/method_config.h"
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -60,12 +63,15 @@ int64_t parse_block(const Json& value, std::string_view what) {
 }
 
 std::unique_ptr<AttentionMethod> parse_block_topk(BlockSparseOptions options, const Json& config) {
-  expect_object(config, "the configuration of block_topk", {"target_sparsity"});
+  expect_object(config, "the configuration of block_topk", {"target_sparsity", "share_kv_group"});
   double sparsity = kDefaultSparsity;
   if (const Json* value = config.find("target_sparsity")) {
     sparsity = expect_number(*value, "target_sparsity");
     if (sparsity < 0 || sparsity >= 1) refuse(*value, "expected target_sparsity in [0, 1)");
   }
+  const Json* share = config.find("share_kv_group");
+  if (share && !share->is_boolean()) refuse(*share, "expected share_kv_group as true or false");
+  if (share && share->as_bool()) return make_group_topk(std::move(options), sparsity);
   return make_block_topk(std::move(options), sparsity);
 }
 
@@ -95,7 +101,8 @@ std::unique_ptr<AttentionMethod> parse_threshold(BlockSparseOptions options, con
 }
 
 std::unique_ptr<AttentionMethod> parse_block_sparse(const Json& config) {
-  expect_object(config, "the configuration of block_sparse", {"block_size", "selection", "backend"});
+  expect_object(config, "the configuration of block_sparse",
+                {"block_size", "selection", "backend"});
   BlockSparseOptions options;
   const Json& size = expect_member(config, "block_size");
   if (!size.is_array() || size.items().size() != 2) {
@@ -144,8 +151,9 @@ std::unique_ptr<AttentionMethod> parse_method(const Json& method) {
   if (const Json* name = method.find("name")) {
     expect_object(method, "a named method", {"name", "config"});
     if (expect_name(*name, "a method's name") != "block_sparse") {
-      refuse(*name, "unknown method; a dense one is {\"backend\": PROVIDER}, the named one is "
-                    "block_sparse");
+      refuse(*name,
+             "unknown method; a dense one is {\"backend\": PROVIDER}, the named one is "
+             "block_sparse");
     }
     return parse_block_sparse(expect_member(method, "config"));
   }

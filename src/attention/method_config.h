@@ -1,4 +1,5 @@
-// METHOD of a strategy document: a dense provider's name, or a block-sparse method with its selection.
+// METHOD of a strategy document: a dense provider's name, or a block-sparse method with its
+// selection.
 #pragma once
 
 #include <memory>

@@ -38,8 +38,8 @@ struct PlannedCall {
     }
     q = data.q.view;
     scale = float(1 / std::sqrt(double(shape.head_dim)));
-    planned = method.plan({{}, {}, shape.text, scale, q, k.view, shape.sequence, *backend, arena,
-                           selections});
+    planned = method.plan(
+        {{}, {}, shape.text, scale, q, k.view, shape.sequence, *backend, arena, selections});
     if (planned.mask) {
       planned.plan.mask = &*planned.mask;
       for (int64_t list = 0; list < planned.mask->counts.numel(); ++list) {
@@ -97,13 +97,13 @@ struct PlannedCall {
     return std::sqrt(difference / norm);
   }
 
-  // The contract of lists: sorted, unique, in range, at least one; protected blocks are kept and dense
-  // rows complete; `kept_blocks` is what the lists hold.
+  // The contract of lists: sorted, unique, in range, at least one; protected blocks are kept and
+  // dense rows complete; `kept_blocks` is what the lists hold.
   void check_contract() const {
     ASSERT_TRUE(planned.mask.has_value());
     const BlockMask& mask = *planned.mask;
-    const AttentionCall call{{}, {}, shape.text, scale, q, k.view, shape.sequence, *backend,
-                             arena, selections};
+    const AttentionCall call{{},       {},    shape.text, scale, q, k.view, shape.sequence,
+                             *backend, arena, selections};
     const BlockGrid grid(call, mask.block_q, mask.block_k);
     EXPECT_EQ(planned.all_blocks, grid.heads * grid.rows * grid.blocks);
     int64_t kept = 0;
@@ -120,13 +120,11 @@ struct PlannedCall {
         for (int32_t block = 0; block < grid.blocks; ++block) {
           const int64_t begin = block * mask.block_k;
           const int64_t end = std::min(begin + mask.block_k, k.view.dim(0));
-          const bool is_protected =
-              begin < shape.text + shape.sequence.control_tokens ||
-              end > k.view.dim(0) - shape.sequence.tail_tokens();
-          const bool dense_row =
-              row * mask.block_q < shape.sequence.control_tokens ||
-              std::min((row + 1) * mask.block_q, q.dim(0)) >
-                  q.dim(0) - shape.sequence.tail_tokens();
+          const bool is_protected = begin < shape.text + shape.sequence.control_tokens ||
+                                    end > k.view.dim(0) - shape.sequence.tail_tokens();
+          const bool dense_row = row * mask.block_q < shape.sequence.control_tokens ||
+                                 std::min((row + 1) * mask.block_q, q.dim(0)) >
+                                     q.dim(0) - shape.sequence.tail_tokens();
           if (is_protected || dense_row) {
             EXPECT_TRUE(in.count(block)) << row << ' ' << block;
           }
@@ -168,8 +166,8 @@ TEST(BlockTopk, KeepsProtectedBlocksAndTheBudget) {
   const CallData data(shape_of({8, 7, 9}, 37, 3, 5, 4));
   const PlannedCall call(*make_block_topk(blocks(16, 16), 0.75), data);
   call.check_contract();
-  const int64_t keys = 37 + 3 + 504 + 9;            // 553: 35 blocks
-  const int64_t tail = 35 - (keys - 9) / 16;        // block 34 only
+  const int64_t keys = 37 + 3 + 504 + 9;      // 553: 35 blocks
+  const int64_t tail = 35 - (keys - 9) / 16;  // block 34 only
   const int64_t candidates = 35 - 3 - tail;
   ASSERT_EQ(tail, 1);
   // min(N, 8 ceil(ceil(N / 4) / 8)) = 8 of 31.
@@ -215,15 +213,14 @@ TEST(BlockSparse, TilesThatNeedClippingInEveryAxis) {
 
 // Nothing to choose: no mask, no scores, and the records say that every block was kept.
 TEST(BlockSparse, AllKeptNeedsNoSelection) {
-  const CallData small(shape_of({1, 4, 16}, 10));   // 5 blocks of 16: within the budget's 8
+  const CallData small(shape_of({1, 4, 16}, 10));  // 5 blocks of 16: within the budget's 8
   const CallData large(shape_of({4, 8, 16}, 10));
   const CallData guarded(shape_of({1, 4, 4}, 30, 0, 300));
-  for (const auto& [method, data] :
-       {std::pair{make_block_topk(blocks(16, 16), 0.75), &small},
-        {make_block_topk(blocks(16, 16), 0.0), &large},
-        {make_threshold(blocks(16, 16), 1.0), &large},
-        {make_sliding_tile(blocks(16, 16), {9, 9, 9}), &large},
-        {make_block_topk(blocks(512, 16), 0.9), &guarded}}) {
+  for (const auto& [method, data] : {std::pair{make_block_topk(blocks(16, 16), 0.75), &small},
+                                     {make_block_topk(blocks(16, 16), 0.0), &large},
+                                     {make_threshold(blocks(16, 16), 1.0), &large},
+                                     {make_sliding_tile(blocks(16, 16), {9, 9, 9}), &large},
+                                     {make_block_topk(blocks(512, 16), 0.9), &guarded}}) {
     const PlannedCall call(*method, *data);
     EXPECT_FALSE(call.planned.mask.has_value()) << method->description();
     EXPECT_EQ(call.planned.kept_blocks, call.planned.all_blocks);
@@ -245,6 +242,51 @@ TEST(BlockSparse, EmptySequences) {
     EXPECT_FALSE(call.planned.mask.has_value());
     EXPECT_EQ(call.planned.all_blocks, 0);
   }
+}
+
+// One list per key/value head. With one query head per group it is block_topk itself.
+TEST(GroupTopk, HeadsOfAGroupShareOneList) {
+  CallShape shape = shape_of({6, 8, 8}, 21, 0, 0, 3);
+  shape.heads = 6;
+  const CallData data(shape);
+  const PlannedCall call(*make_group_topk(blocks(16, 16), 0.75), data);
+  call.check_contract();
+  EXPECT_LT(call.error(), kTolerance);
+  const PlannedCall own(*make_block_topk(blocks(16, 16), 0.75), data);
+  EXPECT_EQ(call.planned.kept_blocks, own.planned.kept_blocks);
+  int64_t differing = 0;
+  for (int64_t row = 0; row < call.planned.mask->indices.dim(1); ++row) {
+    EXPECT_EQ(call.list(0, row), call.list(2, row));
+    EXPECT_EQ(call.list(3, row), call.list(5, row));
+    differing += call.list(0, row) != own.list(0, row);
+  }
+  EXPECT_GT(differing, 0);
+
+  shape.kv_heads = 6;
+  const CallData single(shape);
+  const PlannedCall grouped(*make_group_topk(blocks(16, 16), 0.75), single);
+  const PlannedCall plain(*make_block_topk(blocks(16, 16), 0.75), single);
+  EXPECT_EQ(grouped.lists, plain.lists);
+}
+
+// A head whose scores dwarf the others' decides for its group.
+TEST(GroupTopk, TheGroupsScoreIsTheSumOfItsHeads) {
+  CallShape shape = shape_of({16, 4, 4}, 0);
+  shape.heads = 2;
+  shape.kv_heads = 1;
+  CallData data(shape);
+  for (int64_t i = 0; i < 256; ++i) {
+    for (int64_t c = 0; c < 16; ++c) data.q.view.as<float>()[(i * 2 + 1) * 16 + c] *= 30;
+  }
+  const PlannedCall call(*make_group_topk(blocks(16, 16), 0.6), data);
+  const PlannedCall own(*make_block_topk(blocks(16, 16), 0.6), data);
+  int64_t like_loud = 0, like_quiet = 0;
+  for (int64_t row = 0; row < 16; ++row) {
+    like_loud += call.list(0, row) == own.list(1, row);
+    like_quiet += call.list(0, row) == own.list(0, row);
+  }
+  EXPECT_GT(like_loud, 8);
+  EXPECT_LT(like_quiet, 2);
 }
 
 // The fewest blocks that reach the share: without its weakest candidate a row falls short.
@@ -307,20 +349,22 @@ TEST(Threshold, TiesGoToTheNeighbourhood) {
 }
 
 // A backend that only claims to be a device is enough: the refusal comes first.
-TEST(Threshold, RefusesADevice) {
+TEST(HostSelection, RefusesADevice) {
   DryRunBackend device(DeviceKind::cuda);
   Arena arena = Arena::measuring(DeviceKind::cuda);
   SelectionCache selections;
   Sequence sequence;
   sequence.grid = {8, 8, 8};
   const MutView x = arena.make({512, 2, 16}, DType::bf16);
-  try {
-    make_threshold(blocks(16, 16), 0.5)
-        ->plan({{}, {}, 0, 0.25f, x, x, sequence, device, arena, selections});
-    FAIL() << "ran on a device";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::unsupported);
-    EXPECT_NE(std::string(error.what()).find("use block_topk here"), std::string::npos);
+  for (const auto& method :
+       {make_threshold(blocks(16, 16), 0.5), make_group_topk(blocks(16, 16), 0.5)}) {
+    try {
+      method->plan({{}, {}, 0, 0.25f, x, x, sequence, device, arena, selections});
+      FAIL() << "ran on a device";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+      EXPECT_NE(std::string(error.what()).find("use block_topk here"), std::string::npos);
+    }
   }
 }
 
@@ -356,8 +400,8 @@ TEST(SlidingTile, KeepsTheBlocksOfTheWindow) {
         return true;
       };
       for (int64_t row = 1; row + 1 < call.planned.mask->indices.dim(1); ++row) {
-        std::set<int32_t> want{0};                                      // text and controls
-        want.insert(int32_t((9 + 5 + 210) / 16));                       // actions
+        std::set<int32_t> want{0};                 // text and controls
+        want.insert(int32_t((9 + 5 + 210) / 16));  // actions
         for (int64_t a = row * 16 - 5; a < std::min<int64_t>(row * 16 + 11, 210); ++a) {
           for (int64_t b = 0; b < 210; ++b) {
             if (sees(a, b)) want.insert(int32_t((14 + b) / 16));

@@ -72,8 +72,8 @@ TEST(Recipes, EveryFileResolvesToWhatItsNameSays) {
   EXPECT_TRUE(found.empty()) << *found.begin() << " is not known to this test";
 }
 
-// The published mixed recipe, written out: sparse exactly when step >= 10, role cosmos3.gen and the layer
-// is not among the eight dense ones.
+// The published mixed recipe, written out: sparse exactly when step >= 10, role cosmos3.gen and the
+// layer is not among the eight dense ones.
 TEST(Recipes, TheMixedScheduleOfTenDenseSteps) {
   const AttentionStrategy strategy = testing::strategy_of(
       R"({"presets": {"fa3_dense": {"backend": "FLASH_ATTN"}, "fa4_subblock": )" +

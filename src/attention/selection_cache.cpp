@@ -12,8 +12,9 @@ BlockMask Selection::mask(int64_t block_q, int64_t block_k) const {
   return {block_q, block_k, indices, counts};
 }
 
-SelectionCache::Entry& SelectionCache::open(const AttentionCall& call, const AttentionMethod& method,
-                                            int layer, const Shape& shape) {
+SelectionCache::Entry& SelectionCache::open(const AttentionCall& call,
+                                            const AttentionMethod& method, int layer,
+                                            const Shape& shape) {
   Entry& entry = entries_[{&method, layer, call.moment.branch}];
   const bool fits = entry.indices && entry.selection.indices.shape == shape &&
                     entry.queries == call.q.dim(0) && entry.keys == call.k.dim(0) &&

@@ -1,5 +1,5 @@
-// Memory for block lists. Most live as long as one call and lie in its arena; lists that several steps
-// share, or that do not depend on the data at all, are kept for the request.
+// Memory for block lists. Most live as long as one call and lie in its arena; lists that several
+// steps share, or that do not depend on the data at all, are kept for the request.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,20 @@ struct AttentionMoment {
 };
 
 struct Selection {
-  MutView indices;  // i32 [lists, query blocks, capacity]
-  MutView counts;   // i32 [lists, query blocks]
-  int64_t kept = 0;  // block pairs over all heads
+  MutView indices;    // i32 [lists, query blocks, capacity]
+  MutView counts;     // i32 [lists, query blocks]
+  int64_t kept = 0;   // block pairs over all heads
   bool stale = true;  // whoever opened it must fill all of the above
 
   BlockMask mask(int64_t block_q, int64_t block_k) const;
 };
 
-// One per request: lists kept longer are keyed by method, layer and branch. Reuse counts from the start
-// of a phase, so all layers select at the same steps. A change of lengths drops an entry.
+// One per request: lists kept longer are keyed by method, layer and branch. Reuse counts from the
+// start of a phase, so all layers select at the same steps. A change of lengths drops an entry.
 class SelectionCache {
  public:
-  // Lists of shape [lists, query blocks, capacity] that hold for `reuse_steps` steps of one phase; for 1
-  // they lie in the call's arena and are always stale.
+  // Lists of shape [lists, query blocks, capacity] that hold for `reuse_steps` steps of one phase;
+  // for 1 they lie in the call's arena and are always stale.
   Selection& for_steps(const AttentionCall& call, const AttentionMethod& method, const Shape& shape,
                        int reuse_steps);
   // Lists that hold for all layers and steps of the branch.

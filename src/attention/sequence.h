@@ -1,5 +1,5 @@
-// The generation token stream of one request: what it is made of and in which order video tokens are
-// stored. Positions travel with the tokens, so only attention sees the order.
+// The generation token stream of one request: what it is made of and in which order video tokens
+// are stored. Positions travel with the tokens, so only attention sees the order.
 #pragma once
 
 #include <array>
@@ -9,9 +9,10 @@
 
 namespace orrery {
 
-// How video tokens lie in memory: raster (frame, row, column), or in 3-D tiles so that one attention
-// block is a compact piece of space-time. A tile of {1, 1, 1} is raster. Tiles at the far borders are
-// clipped to the grid; tiles follow one another in raster order, tokens within a tile likewise.
+// How video tokens lie in memory: raster (frame, row, column), or in 3-D tiles so that one
+// attention block is a compact piece of space-time. A tile of {1, 1, 1} is raster. Tiles at the far
+// borders are clipped to the grid; tiles follow one another in raster order, tokens within a tile
+// likewise.
 struct TokenOrder {
   std::array<int64_t, 3> tile{1, 1, 1};
   bool raster() const { return tile == std::array<int64_t, 3>{1, 1, 1}; }
@@ -25,8 +26,8 @@ struct SequenceShare {
   int64_t padded_rows = 0;
 };
 
-// [controls | video | sound | action], in this order, as one sequence. Text is not part of it: its keys
-// and values stand in front of the generation's.
+// [controls | video | sound | action], in this order, as one sequence. Text is not part of it: its
+// keys and values stand in front of the generation's.
 struct Sequence {
   int64_t control_tokens = 0;
   std::array<int64_t, 3> grid{0, 0, 0};  // target video: frames, rows, columns of tokens

@@ -34,8 +34,8 @@ class Tiles {
     return std::upper_bound(begin_.begin(), begin_.end(), token) - begin_.begin() - 1;
   }
 
-  // visit(tile) for every tile of the window around `centre`, shifted inwards at the borders so that it
-  // keeps its size.
+  // visit(tile) for every tile of the window around `centre`, shifted inwards at the borders so
+  // that it keeps its size.
   template <typename Visit>
   void window(int64_t centre, const std::array<int64_t, 3>& window, const Visit& visit) const {
     const std::array<int64_t, 3> at{centre / (count_[1] * count_[2]),
@@ -67,8 +67,8 @@ class SlidingTile final : public AttentionMethod {
   SlidingTile(BlockSparseOptions options, std::array<int64_t, 3> window)
       : options_(std::move(options)), window_(window) {}
   std::string description() const override {
-    return options_.describe("sliding_tile", concat("window ", window_[0], "x", window_[1], "x",
-                                                    window_[2], " tiles"));
+    return options_.describe(
+        "sliding_tile", concat("window ", window_[0], "x", window_[1], "x", window_[2], " tiles"));
   }
 
   PlannedAttention plan(const AttentionCall& call) const override {
@@ -80,8 +80,7 @@ class SlidingTile final : public AttentionMethod {
     if (grid.candidates() == 0) return planned;
 
     // One list for all heads, the same at every layer and step.
-    Selection& selection =
-        call.selections.for_request(call, *this, {1, grid.rows, grid.blocks});
+    Selection& selection = call.selections.for_request(call, *this, {1, grid.rows, grid.blocks});
     if (selection.stale) select(call, grid, selection);
     planned.kept_blocks = selection.kept;
     if (planned.kept_blocks < planned.all_blocks) {

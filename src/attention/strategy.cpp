@@ -40,8 +40,9 @@ struct AttentionStrategy::State {
             ", but the strategy has ", layouts.size());
   }
   size_t phase_at(int step, int num_steps) const {
-    require(step >= 0 && step < num_steps, "attention: the strategy's schedule needs valid progress, got step ",
-            step, " of ", num_steps);
+    require(step >= 0 && step < num_steps,
+            "attention: the strategy's schedule needs valid progress, got step ", step, " of ",
+            num_steps);
     size_t phase = 0;
     while (step >= schedule->end_of(phase, num_steps)) ++phase;
     return phase;
@@ -93,9 +94,9 @@ std::vector<int> assign(const AttentionInventory& inventory, const LayoutRule& l
       const OverrideRule* first = nullptr;
       for (const OverrideRule& rule : layout.overrides) {
         if (!matches(rule, layer, role)) continue;
-        require(first == nullptr, rule.place, ": overlapping overrides: ",
-                first ? first->place : std::string(), " matches ", name_of(role), " of layer ",
-                layer, " too");
+        require(first == nullptr, rule.place,
+                ": overlapping overrides: ", first ? first->place : std::string(), " matches ",
+                name_of(role), " of layer ", layer, " too");
         first = &rule;
         table[entry(layer, role)] = rule.preset;
       }
@@ -157,7 +158,8 @@ AttentionStrategy AttentionStrategy::resolve(const AttentionInventory& inventory
         require(table[entry(layer, role)] == first, rule.place, ": ", name_of(role), " of layer ",
                 layer, " uses the preset \"", preset.name, "\" here but \"",
                 state->presets[static_cast<size_t>(first)].name, "\" in the layout \"",
-                state->layouts.front().name, "\"; its keys are computed once per prompt, so every "
+                state->layouts.front().name,
+                "\"; its keys are computed once per prompt, so every "
                 "layout must agree");
       }
     }
@@ -221,8 +223,7 @@ int AttentionStrategy::preset(int layout, int layer, AttentionRole role) const {
           ", but the strategy was resolved for ", state_->inventory.num_layers);
   return state_->layouts[static_cast<size_t>(layout)].table[entry(layer, role)];
 }
-const std::string& AttentionStrategy::preset_name(int layout, int layer,
-                                                  AttentionRole role) const {
+const std::string& AttentionStrategy::preset_name(int layout, int layer, AttentionRole role) const {
   return preset_name(preset(layout, layer, role));
 }
 const AttentionMethod& AttentionStrategy::method(int layout, int layer, AttentionRole role) const {

@@ -16,8 +16,8 @@ namespace orrery {
 enum class AttentionRole : uint8_t { und, gen, gen_multi_control };
 inline constexpr int kNumRoles = 3;
 std::string_view name_of(AttentionRole role);  // "cosmos3.und", "cosmos3.gen", ...
-// True for the text tower: its keys are computed once per prompt, so its method cannot change, and it
-// is causal.
+// True for the text tower: its keys are computed once per prompt, so its method cannot change, and
+// it is causal.
 constexpr bool is_invariant(AttentionRole role) { return role == AttentionRole::und; }
 
 // One attention call site of the model.
@@ -45,12 +45,14 @@ struct WarmUpTarget {
   bool operator==(const WarmUpTarget&) const = default;
 };
 
-// Immutable once made; it holds no reference to the documents it came from. One serves every request.
+// Immutable once made; it holds no reference to the documents it came from. One serves every
+// request.
 class AttentionStrategy {
  public:
   // First match wins: `checkpoint_policy: ignore`, any run-time configuration, the checkpoint's
-  // runtime.attention_strategy, dense. Throws Error{invalid_argument} naming the place of each fault.
-  // Either document may be null. `checkpoint` is the strategy itself: see checkpoint_strategy().
+  // runtime.attention_strategy, dense. Throws Error{invalid_argument} naming the place of each
+  // fault. Either document may be null. `checkpoint` is the strategy itself: see
+  // checkpoint_strategy().
   static AttentionStrategy resolve(const AttentionInventory& inventory, const Json* runtime,
                                    const Json* checkpoint);
   static AttentionStrategy dense(const AttentionInventory& inventory);
@@ -66,8 +68,8 @@ class AttentionStrategy {
   const TokenOrder& token_order() const;
 
   bool has_schedule() const;
-  // The layout of zero-based logical step `step` of `num_steps`. Without a schedule any arguments do;
-  // with one they must be valid progress.
+  // The layout of zero-based logical step `step` of `num_steps`. Without a schedule any arguments
+  // do; with one they must be valid progress.
   int layout_at(int step, int num_steps) const;
   // Steps since the schedule's current phase began; the step itself without a schedule.
   int step_in_phase(int step, int num_steps) const;

@@ -86,7 +86,8 @@ double parse_boundary(const Json& until, bool by_fraction, bool last, double pre
     if (last) return std::numeric_limits<double>::infinity();
     const auto step =
         static_cast<double>(expect_integer(until, "until", 0, std::numeric_limits<int>::max()));
-    if (step <= previous) refuse(until, "boundaries must grow from 0: expected more than ", previous);
+    if (step <= previous)
+      refuse(until, "boundaries must grow from 0: expected more than ", previous);
     return step;
   }
   const double fraction = expect_number(until, "until");

@@ -1,5 +1,5 @@
-// The JSON form of a strategy. Syntax, types and names are checked here; what needs the model (roles,
-// layers, overlaps, invariance) in strategy.cpp.
+// The JSON form of a strategy. Syntax, types and names are checked here; what needs the model
+// (roles, layers, overlaps, invariance) in strategy.cpp.
 #pragma once
 
 #include <memory>

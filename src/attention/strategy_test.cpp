@@ -220,20 +220,19 @@ const BadCase kBadDocuments[] = {
      with_phases("step_index",
                  R"([{"until": true, "layout": "a"}, {"until": null, "layout": "b"}])"),
      "expected until as an integer from 0 to 2147483647, found true"},
-    {"FractionAboveOne",
-     with_phases("step_fraction", R"([{"until": 1.5, "layout": "a"}])"),
+    {"FractionAboveOne", with_phases("step_fraction", R"([{"until": 1.5, "layout": "a"}])"),
      "schedule.phases[0].until: expected a fraction in (0, 1], found 1.5"},
     {"FractionZero",
-     with_phases("step_fraction",
-                 R"([{"until": 0, "layout": "a"}, {"until": 1, "layout": "b"}])"),
+     with_phases("step_fraction", R"([{"until": 0, "layout": "a"}, {"until": 1, "layout": "b"}])"),
      "schedule.phases[0].until: expected a fraction in (0, 1], found 0"},
     {"FractionTrue", with_phases("step_fraction", R"([{"until": true, "layout": "a"}])"),
      "schedule.phases[0].until: expected until as a finite number, found true"},
     {"FractionNull", with_phases("step_fraction", R"([{"until": null, "layout": "a"}])"),
      "expected until as a finite number, found null"},
     {"FractionFalls",
-     with_phases("step_fraction", R"([{"until": 0.5, "layout": "a"}, )"
-                                  R"({"until": 0.25, "layout": "b"}, {"until": 1, "layout": "a"}])"),
+     with_phases("step_fraction",
+                 R"([{"until": 0.5, "layout": "a"}, )"
+                 R"({"until": 0.25, "layout": "b"}, {"until": 1, "layout": "a"}])"),
      "schedule.phases[1].until: boundaries must grow from 0: expected more than 0.5"},
     {"FractionEndsEarly", with_phases("step_fraction", R"([{"until": 0.9, "layout": "a"}])"),
      "schedule.phases[0].until: the last phase of a step_fraction schedule ends at 1, found 0.9"},
@@ -242,12 +241,13 @@ const BadCase kBadDocuments[] = {
      R"({"presets": {"d": "FLASH_ATTN", "e": "native"}, "layouts": {"a": {"default": "d"}, )"
      R"("b": {"default": "e"}}, "schedule": {"coordinate": "step_index", "phases": )"
      R"([{"until": 2, "layout": "a"}, {"until": null, "layout": "b"}]}})",
-     "run.json: layouts.b: cosmos3.und of layer 0 uses the preset \"e\" here but \"d\" in the layout "
+     "run.json: layouts.b: cosmos3.und of layer 0 uses the preset \"e\" here but \"d\" in the "
+     "layout "
      "\"a\""},
     // Rule 10.
-    {"SparsityOne",
-     with_selection(R"({"name": "block_topk", "config": {"target_sparsity": 1}})"),
-     "presets.p.config.selection.config.target_sparsity: expected target_sparsity in [0, 1), found 1"},
+    {"SparsityOne", with_selection(R"({"name": "block_topk", "config": {"target_sparsity": 1}})"),
+     "presets.p.config.selection.config.target_sparsity: expected target_sparsity in [0, 1), found "
+     "1"},
     {"SparsityNegative",
      with_selection(R"({"name": "block_topk", "config": {"target_sparsity": -0.1}})"),
      "expected target_sparsity in [0, 1), found -0.1"},
@@ -257,12 +257,16 @@ const BadCase kBadDocuments[] = {
     {"SparsityText",
      with_selection(R"({"name": "block_topk", "config": {"target_sparsity": "0.5"}})"),
      "expected target_sparsity as a finite number, found \"0.5\""},
+    {"ShareOne", with_selection(R"({"name": "block_topk", "config": {"share_kv_group": 1}})"),
+     "selection.config.share_kv_group: expected share_kv_group as true or false, found 1"},
     {"BlockNotPowerOfTwo",
      with_sparse(R"({"block_size": [48, 64], "selection": {"name": "block_topk"}})"),
      "presets.p.config.block_size[0]: expected query rows of a block as a power of two from 16 to "
      "2048, found 48"},
-    {"BlockTooSmall", with_sparse(R"({"block_size": [64, 8], "selection": {"name": "block_topk"}})"),
-     "presets.p.config.block_size[1]: expected keys of a block as an integer from 16 to 2048, found 8"},
+    {"BlockTooSmall",
+     with_sparse(R"({"block_size": [64, 8], "selection": {"name": "block_topk"}})"),
+     "presets.p.config.block_size[1]: expected keys of a block as an integer from 16 to 2048, "
+     "found 8"},
     {"BlockTooLarge",
      with_sparse(R"({"block_size": [4096, 64], "selection": {"name": "block_topk"}})"),
      "found 4096"},
@@ -295,7 +299,8 @@ const BadCase kBadDocuments[] = {
     {"ReuseZero", with_selection(R"({"name": "block_topk", "reuse_steps": 0})"),
      "selection.reuse_steps: expected reuse_steps as an integer from 1 to 1000, found 0"},
     {"ReuseOfAWindow",
-     with_selection(R"({"name": "sliding_tile", "config": {"window": [1, 3, 3]}, "reuse_steps": 2})"),
+     with_selection(
+         R"({"name": "sliding_tile", "config": {"window": [1, 3, 3]}, "reuse_steps": 2})"),
      "selection.reuse_steps: a sliding_tile window never depends on the data"},
     {"WindowEven", with_selection(R"({"name": "sliding_tile", "config": {"window": [1, 2, 3]}})"),
      "selection.config.window[1]: expected an odd extent"},
@@ -325,7 +330,8 @@ TEST(Strategy, SparseNeedsWholeHeadGroups) {
   odd.num_heads = 7;
   odd.num_kv_heads = 2;
   const Json sparse = Json::parse(
-      with_layout(R"({"default": "d", "overrides": [{"attention_role": "cosmos3.gen", "use": "s"}]})"),
+      with_layout(
+          R"({"default": "d", "overrides": [{"attention_role": "cosmos3.gen", "use": "s"}]})"),
       "run.json");
   try {
     AttentionStrategy::resolve(odd, &sparse, nullptr);
@@ -349,8 +355,8 @@ TEST(Strategy, UnusedLayoutsNeitherConstrainNorPrepare) {
 
 // Rule 3: a missing selector matches all.
 TEST(Strategy, MissingSelectorsMatchAll) {
-  const AttentionStrategy by_layer = resolve(
-      with_layout(R"({"default": "d", "overrides": [{"attention_role": "cosmos3.gen", "use": "s"}]})"));
+  const AttentionStrategy by_layer = resolve(with_layout(
+      R"({"default": "d", "overrides": [{"attention_role": "cosmos3.gen", "use": "s"}]})"));
   for (int layer = 0; layer < 4; ++layer) {
     EXPECT_EQ(by_layer.preset_name(0, layer, AttentionRole::gen), "s");
     EXPECT_EQ(by_layer.preset_name(0, layer, AttentionRole::und), "d");
@@ -418,7 +424,8 @@ TEST(StrategySource, FirstMatchWins) {
   EXPECT_EQ(source("{}", kStored), "checkpoint c");
   EXPECT_EQ(source(R"({"checkpoint_policy": "use"})", kStored), "checkpoint c");
   EXPECT_EQ(source(R"({"default": "reference"})", kStored), "runtime default");
-  EXPECT_EQ(source(R"({"per_role": {"cosmos3.gen": "reference"}})", kStored), "runtime cosmos3.gen");
+  EXPECT_EQ(source(R"({"per_role": {"cosmos3.gen": "reference"}})", kStored),
+            "runtime cosmos3.gen");
   EXPECT_EQ(source(R"({"checkpoint_policy": "ignore"})", kStored), "runtime_disabled dense");
   EXPECT_EQ(source(R"({"checkpoint_policy": "ignore", "default": "native"})", kStored),
             "runtime_disabled default");
@@ -473,7 +480,8 @@ TEST(StrategySource, EditingTheDocumentLaterChangesNothing) {
   EXPECT_EQ(strategy.method(0, 0, AttentionRole::gen).description(), "dense (native)");
 }
 
-// --- the simple form ---------------------------------------------------------------------------------
+// --- the simple form
+// ---------------------------------------------------------------------------------
 
 TEST(SimpleForm, RoleBeatsCategoryBeatsDefault) {
   const AttentionStrategy strategy = resolve(
@@ -492,7 +500,8 @@ TEST(SimpleForm, TokenOrderAloneIsDenseInTiles) {
   EXPECT_TRUE(resolve("", kStored).token_order().raster());
 }
 
-// --- methods -----------------------------------------------------------------------------------------
+// --- methods
+// -----------------------------------------------------------------------------------------
 
 TEST(MethodConfig, DescribesWhatItRead) {
   const auto description = [](const std::string& document) {
@@ -500,17 +509,24 @@ TEST(MethodConfig, DescribesWhatItRead) {
   };
   EXPECT_EQ(description(with_selection(R"({"name": "block_topk"})")),
             "block_topk 64x64, target sparsity 0.75 (best exact kernel)");
-  EXPECT_EQ(description(with_sparse(
-                R"({"block_size": [128, 32], "selection": {"name": "block_topk", "config": )"
-                R"({"target_sparsity": 0}, "reuse_steps": 3}, "backend": {"require": "CUDNN_ATTN"}})")),
-            "block_topk 128x32, target sparsity 0, selection reused for 3 steps (CUDNN_ATTN)");
-  EXPECT_EQ(description(with_selection(R"({"name": "sliding_tile", "config": {"window": [3, 5, 1]}})")),
-            "sliding_tile 64x64, window 3x5x1 tiles (best exact kernel)");
+  EXPECT_EQ(
+      description(with_sparse(
+          R"({"block_size": [128, 32], "selection": {"name": "block_topk", "config": )"
+          R"({"target_sparsity": 0}, "reuse_steps": 3}, "backend": {"require": "CUDNN_ATTN"}})")),
+      "block_topk 128x32, target sparsity 0, selection reused for 3 steps (CUDNN_ATTN)");
+  EXPECT_EQ(
+      description(with_selection(
+          R"({"name": "block_topk", "config": {"target_sparsity": 0.5, "share_kv_group": true}})")),
+      "block_topk 64x64, target sparsity 0.5, one list per key/value head (best exact kernel)");
+  EXPECT_EQ(
+      description(with_selection(R"({"name": "sliding_tile", "config": {"window": [3, 5, 1]}})")),
+      "sliding_tile 64x64, window 3x5x1 tiles (best exact kernel)");
   EXPECT_EQ(description(with_selection(R"({"name": "threshold", "config": {"mass": 0.9}})")),
             "threshold 64x64, softmax mass 0.9 (best exact kernel)");
 }
 
-// --- warm-up and the printed table ---------------------------------------------------------------------
+// --- warm-up and the printed table
+// ---------------------------------------------------------------------
 
 const std::string kTwoLayouts = with_presets(
     R"("layouts": {"dense": {"default": "d"}, "late": {"default": "d", "overrides": )"
@@ -548,25 +564,26 @@ TEST(Describe, FoldsLayers) {
 TEST(Describe, PrintsTheResolvedTable) {
   const AttentionStrategy strategy = resolve(kTwoLayouts);
   const std::vector<PresetTrial> trials = {{"d", "native", 0, ""}, {"s", "", 0, "no kernel"}};
-  EXPECT_EQ(describe(strategy, trials, 60),
-            "attention strategy from: runtime\n"
-            "token order: raster\n"
-            "presets\n"
-            "  d                    dense (FLASH_ATTN) -> native\n"
-            "  s                    block_topk 64x64, target sparsity 0.75 (best exact kernel) -> no "
-            "kernel\n"
-            "schedule over 60 steps\n"
-            "  steps 0 to 49: dense\n"
-            "  steps 50 to 59: late\n"
-            "layout dense\n"
-            "  cosmos3.und               d                    layers 0..3\n"
-            "  cosmos3.gen               d                    layers 0..3\n"
-            "  cosmos3.gen_multi_control d                    layers 0..3\n"
-            "layout late\n"
-            "  cosmos3.und               d                    layers 0..3\n"
-            "  cosmos3.gen               d                    layers 2\n"
-            "                            s                    layers 0, 1, 3\n"
-            "  cosmos3.gen_multi_control d                    layers 0..3\n");
+  EXPECT_EQ(
+      describe(strategy, trials, 60),
+      "attention strategy from: runtime\n"
+      "token order: raster\n"
+      "presets\n"
+      "  d                    dense (FLASH_ATTN) -> native\n"
+      "  s                    block_topk 64x64, target sparsity 0.75 (best exact kernel) -> no "
+      "kernel\n"
+      "schedule over 60 steps\n"
+      "  steps 0 to 49: dense\n"
+      "  steps 50 to 59: late\n"
+      "layout dense\n"
+      "  cosmos3.und               d                    layers 0..3\n"
+      "  cosmos3.gen               d                    layers 0..3\n"
+      "  cosmos3.gen_multi_control d                    layers 0..3\n"
+      "layout late\n"
+      "  cosmos3.und               d                    layers 0..3\n"
+      "  cosmos3.gen               d                    layers 2\n"
+      "                            s                    layers 0, 1, 3\n"
+      "  cosmos3.gen_multi_control d                    layers 0..3\n");
 }
 
 }  // namespace

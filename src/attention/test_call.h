@@ -44,9 +44,7 @@ struct CallData {
 
 inline Arena host_arena(size_t bytes = size_t{64} << 20) { return Arena(allocate_host(bytes)); }
 
-inline std::vector<float> floats(View x) {
-  return {x.as<float>(), x.as<float>() + x.numel()};
-}
+inline std::vector<float> floats(View x) { return {x.as<float>(), x.as<float>() + x.numel()}; }
 
 // Equal bits, NaN included.
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -86,7 +84,8 @@ inline AttentionStrategy gen_by(const std::string& method, int layers = 4) {
 inline std::string block_sparse(const std::string& selection, const std::string& backend = "native",
                                 int block_q = 16, int block_k = 16) {
   return concat(R"({"name": "block_sparse", "config": {"block_size": [)", block_q, ", ", block_k,
-                R"(], "selection": )", selection, R"(, "backend": {"require": ")", backend, "\"}}}");
+                R"(], "selection": )", selection, R"(, "backend": {"require": ")", backend,
+                "\"}}}");
 }
 
 }  // namespace orrery::testing

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/block_grid.h"
+#include "attention/host_scores.h"
 #include "attention/method.h"
 #include "base/error.h"
 
@@ -22,9 +23,6 @@ class Threshold final : public AttentionMethod {
   int reuse_steps() const override { return options_.reuse_steps; }
 
   PlannedAttention plan(const AttentionCall& call) const override {
-    require(call.backend.device() == DeviceKind::cpu, ErrorKind::unsupported,
-            "attention: the threshold selection runs on the CPU backend only, because it counts each "
-            "row's blocks on the host; use block_topk here");
     const BlockGrid grid(call, options_.block_q, options_.block_k);
     PlannedAttention planned;
     planned.plan.scale = call.scale;
@@ -44,12 +42,7 @@ class Threshold final : public AttentionMethod {
 
  private:
   void select(const AttentionCall& call, const BlockGrid& grid, Selection& selection) const {
-    const MutView scores = call.arena.make({grid.heads, grid.rows, grid.blocks}, DType::f32);
-    BlockSelection rule;
-    rule.block_q = options_.block_q;
-    rule.block_k = options_.block_k;
-    rule.scale = call.scale;
-    call.backend.select_blocks(selection.indices, selection.counts, call.q, call.k, rule, scores);
+    const MutView scores = score_on_host(call, options_, "the threshold selection", selection);
     selection.stale = false;
     selection.kept = 0;
     if (call.backend.is_dry()) return;
@@ -63,7 +56,8 @@ class Threshold final : public AttentionMethod {
     }
   }
 
-  // Ascending ids of the blocks that query block `row` keeps; scores are logarithms of softmax mass.
+  // Ascending ids of the blocks that query block `row` keeps; scores are logarithms of softmax
+  // mass.
   std::vector<int32_t> choose(const AttentionCall& call, const BlockGrid& grid,
                               std::span<const float> scores, int64_t row) const {
     std::vector<int32_t> kept(scores.size());
@@ -81,14 +75,7 @@ class Threshold final : public AttentionMethod {
                                             [&](int32_t b) { return grid.is_protected(b); });
     double sum = 0;
     for (auto it = kept.begin(); it != free; ++it) sum += mass[static_cast<size_t>(*it)];
-    // Equal blocks go to the query's own neighbourhood, not to the start of the video.
-    const int64_t here = (call.text + row * options_.block_q) / options_.block_k;
-    std::sort(free, kept.end(), [&](int32_t a, int32_t b) {
-      const double ma = mass[static_cast<size_t>(a)], mb = mass[static_cast<size_t>(b)];
-      if (ma != mb) return ma > mb;
-      const int64_t da = std::abs(a - here), db = std::abs(b - here);
-      return da != db ? da < db : a < b;
-    });
+    order_by_score({free, kept.end()}, mass, own_block(call, options_, row));
     auto end = free;
     while (end != kept.end() && (sum < wanted || end == kept.begin())) {
       sum += mass[static_cast<size_t>(*end++)];

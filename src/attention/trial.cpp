@@ -13,11 +13,11 @@ namespace orrery {
 namespace {
 
 constexpr int64_t kText = 20;
-constexpr int64_t kGrid = 10;       // 10 x 10 x 10 video tokens
+constexpr int64_t kGrid = 10;  // 10 x 10 x 10 video tokens
 constexpr int64_t kSampledRows = 16;
 
-// f32 inputs are exact to summation order; bf16 kernels round the probabilities to 8 bits before the
-// second product, so a few times 2^-9.
+// f32 inputs are exact to summation order; bf16 kernels round the probabilities to 8 bits before
+// the second product, so a few times 2^-9.
 double tolerance(DType dtype) { return dtype == DType::bf16 ? 1e-2 : 1e-4; }
 
 std::vector<float> to_host(Backend& backend, View x) {
@@ -25,7 +25,8 @@ std::vector<float> to_host(Backend& backend, View x) {
   backend.download(host.view, x);
   std::vector<float> values(static_cast<size_t>(x.numel()));
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = x.dtype == DType::bf16 ? to_float(host.view.as<bf16>()[i]) : host.view.as<float>()[i];
+    values[i] =
+        x.dtype == DType::bf16 ? to_float(host.view.as<bf16>()[i]) : host.view.as<float>()[i];
   }
   return values;
 }
@@ -35,8 +36,10 @@ Tensor random_tensor(Backend& backend, std::mt19937& engine, Shape shape, DType 
   const Tensor host = allocate_host_tensor(shape, dtype);
   for (int64_t i = 0; i < host.view.numel(); ++i) {
     const float value = normal(engine);
-    if (dtype == DType::bf16) host.view.as<bf16>()[i] = to_bf16(value);
-    else host.view.as<float>()[i] = value;
+    if (dtype == DType::bf16)
+      host.view.as<bf16>()[i] = to_bf16(value);
+    else
+      host.view.as<float>()[i] = value;
   }
   Tensor tensor = backend.allocate_tensor(shape, dtype);
   backend.upload(tensor.view, host.view);
@@ -57,8 +60,8 @@ class VisibleKeys {
   std::vector<bool> of(int64_t head, int64_t row) const {
     if (!mask_) return std::vector<bool>(static_cast<size_t>(keys_), true);
     std::vector<bool> seen(static_cast<size_t>(keys_));
-    const int64_t list = (mask_->indices.dim(0) == 1 ? 0 : head) * mask_->indices.dim(1) +
-                         row / mask_->block_q;
+    const int64_t list =
+        (mask_->indices.dim(0) == 1 ? 0 : head) * mask_->indices.dim(1) + row / mask_->block_q;
     for (int32_t i = 0; i < counts_.view.as<int32_t>()[list]; ++i) {
       const int64_t begin =
           mask_->block_k * indices_.view.as<int32_t>()[list * mask_->indices.dim(2) + i];

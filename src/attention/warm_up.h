@@ -1,4 +1,5 @@
-// Which layouts of a strategy have been exercised at the shapes of a request, and which are pending.
+// Which layouts of a strategy have been exercised at the shapes of a request, and which are
+// pending.
 #pragma once
 
 #include <functional>

@@ -37,6 +37,12 @@ struct Checker {
   void rows(const char* name, const View& x) const {
     that(x.rows_contiguous(), name, " needs a last dimension with stride 1, has ", x.strides);
   }
+  // A bias or another weight with one dimension.
+  void vector(const char* name, const View& x, int64_t size) const {
+    on_device(name, x);
+    that(is_weight(x.dtype), name, " is ", name_of(x.dtype), ", expected f32, bf16 or f16");
+    shape(name, x, {size});
+  }
   // An activation tensor: present, on the device, f32 or bf16, rows contiguous.
   void tensor(const char* name, const View& x) const {
     on_device(name, x);
@@ -192,7 +198,7 @@ void Backend::linear(MutView out, View x, View w, const LinearOptions& options) 
   check.that(w.stride(1) == 1 || w.stride(0) == 1 || w.numel() == 0, "w has strides ", w.strides);
   check.shape("out", out, {x.dim(0), w.dim(0)});
   check.that(options.activation != Activation::silu_gate, "silu_gate is not an epilogue");
-  if (options.bias) check.shape("bias", options.bias, {w.dim(0)});
+  if (options.bias) check.vector("bias", options.bias, w.dim(0));
   if (options.residual) {
     check.tensor("residual", options.residual);
     check.shape("residual", options.residual, out.shape);
@@ -304,7 +310,13 @@ void Backend::select_blocks(MutView indices, MutView counts, View q, View k,
              indices.shape, ", expected [", heads, ", ", rows, ", >= ", blocks, "]");
   check.shape("counts", counts, {heads, rows});
   check.that(indices.dtype == DType::i32 && counts.dtype == DType::i32, "block lists must be i32");
-  if (scores) check.shape("scores", scores, {heads, rows, blocks});
+  check.on_device("counts", counts);
+  check.rows("indices", indices);
+  if (scores) {
+    check.on_device("scores", scores);
+    check.shape("scores", scores, {heads, rows, blocks});
+    check.that(scores.dtype == DType::f32, "scores is ", name_of(scores.dtype), ", expected f32");
+  }
   if (indices.numel() == 0) return;
   const double cells = double((q.dim(0) + 15) / 16) * double((k.dim(0) + 15) / 16);
   run("select_blocks", 2.0 * cells * double(heads) * double(q.dim(2)), touched({q, k}),
@@ -331,7 +343,7 @@ void Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
     check.that(out.dim(i) == (padded - reach) / conv.stride[a] + 1, "axis ", i, ": out has ", out.dim(i),
                " positions, expected ", (padded - reach) / conv.stride[a] + 1);
   }
-  if (bias) check.shape("bias", bias, {w.dim(0)});
+  if (bias) check.vector("bias", bias, w.dim(0));
   if (residual) {
     check.tensor("residual", residual);
     check.shape("residual", residual, out.shape);
@@ -348,10 +360,12 @@ void Backend::conv_transpose1d(MutView out, View x, View w, View bias, int64_t s
   check.rank("x", x, 2);
   check.rank("w", w, 3);
   check.on_device("w", w);
+  check.that(is_weight(w.dtype) && w.contiguous(), "w must be contiguous f32, bf16 or f16");
   check.that(w.dim(0) == x.dim(1), "x has ", x.dim(1), " channels but w takes ", w.dim(0));
   check.that(stride > 0, "stride is ", stride);
+  check.that(padding >= 0, "padding is ", padding);
   check.shape("out", out, {stride * x.dim(0), w.dim(1)});
-  if (bias) check.shape("bias", bias, {w.dim(1)});
+  if (bias) check.vector("bias", bias, w.dim(1));
   if (out.numel() == 0) return;
   run("conv_transpose1d", 2.0 * double(x.dim(0)) * double(w.numel()), touched({out, x, w}),
       [&] { do_conv_transpose1d(out, x, w, bias, stride, padding); });

@@ -1,9 +1,9 @@
-// Attention by blocks of keys with a running maximum, for dense, causal and block-sparse plans alike:
-// a plan is a list of stretches of keys per query block. Neighbouring key blocks of a sparse plan are
-// joined first, so a plan that keeps every block runs exactly as the dense one. Keys and values are
-// packed once per KV head into the panels the register tiles read; memory is that, plus one tile of
-// scores per thread. Flops: 4 Sq Skv D a head; the exponentials cost about a tenth of that time at
-// D = 64.
+// Attention by blocks of keys with a running maximum, for dense, causal and block-sparse plans
+// alike: a plan is a list of stretches of keys per query block. Neighbouring key blocks of a sparse
+// plan are joined first, so a plan that keeps every block runs exactly as the dense one. Keys and
+// values are packed once per KV head into the panels the register tiles read; memory is that, plus
+// one tile of scores per thread. Flops: 4 Sq Skv D a head; the exponentials cost about a tenth of
+// that time at D = 64.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -19,8 +19,8 @@ namespace orrery::cpu {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kKeys = 256;                       // keys of one step
-constexpr int64_t kMaxQueries = 96;                  // rows of one task
+constexpr int64_t kKeys = 256;                        // keys of one step
+constexpr int64_t kMaxQueries = 96;                   // rows of one task
 constexpr int64_t kPackedFloats = int64_t{16} << 20;  // of keys and values packed at a time
 
 struct Stretch {
@@ -29,8 +29,8 @@ struct Stretch {
 
 // The keys that query rows of one block, from q_begin on, see. `common` keys are seen by every row,
 // `visible` by at least one: they differ in causal plans only.
-void stretches_of(std::vector<Stretch>& stretches, const AttentionPlan& plan, int64_t head, int64_t q_begin,
-                  int64_t common, int64_t visible, int64_t keys) {
+void stretches_of(std::vector<Stretch>& stretches, const AttentionPlan& plan, int64_t head,
+                  int64_t q_begin, int64_t common, int64_t visible, int64_t keys) {
   stretches.clear();
   if (!plan.mask) {
     if (common > 0) stretches.push_back({0, common});
@@ -64,8 +64,8 @@ struct Packed {
   float* value(int64_t head) const { return key(head) + key_floats(); }
 };
 
-void pack_heads(const Context& context, const Packed& packed, const View& k, const View& v, int64_t begin,
-                int64_t count) {
+void pack_heads(const Context& context, const Packed& packed, const View& k, const View& v,
+                int64_t begin, int64_t count) {
   const Kernels& kernels = context.kernels;
   const int64_t panels = packed.key_panels.count();
   parallel_tasks(context, count * panels, [&](int64_t task, int) {
@@ -78,8 +78,8 @@ void pack_heads(const Context& context, const Packed& packed, const View& k, con
       const int64_t width = packed.value_panels.width(p), columns = packed.value_panels.columns(p);
       float* to = packed.value(head) + packed.value_panels.offset(p, packed.keys) + first * width;
       for (int64_t i = 0; i < n; ++i, to += width) {
-        const int64_t element = (first + i) * v.stride(0) + (begin + head) * v.stride(1) +
-                                packed.value_panels.begin(p);
+        const int64_t element =
+            (first + i) * v.stride(0) + (begin + head) * v.stride(1) + packed.value_panels.begin(p);
         kernels.to_f32(to, at(v.data, element, v.dtype), stored(v.dtype), columns);
         std::fill(to + columns, to + width, 0.0f);
       }
@@ -96,19 +96,19 @@ struct Rows {
   float* out;     // [count, padded D]
 };
 
-// One step: scores of keys [stretch], their exponentials, and the weighted values added to rows.out.
-// `first_hidden(row)` is the first key the row does not see.
+// One step: scores of keys [stretch], their exponentials, and the weighted values added to
+// rows.out. `first_hidden(row)` is the first key the row does not see.
 template <typename Fn>
-void attend(const Kernels& kernels, const Packed& packed, int64_t head, const Stretch& stretch, Rows& rows,
-            std::span<const DepthSlice> slices, float scale, const Fn& first_hidden) {
+void attend(const Kernels& kernels, const Packed& packed, int64_t head, const Stretch& stretch,
+            Rows& rows, std::span<const DepthSlice> slices, float scale, const Fn& first_hidden) {
   const Panels& panels = packed.key_panels;
   const int64_t step = panels.begin(1);
   const int64_t first = std::min(stretch.begin / step, panels.count() - 1);
   const int64_t last = std::min((stretch.begin + stretch.size - 1) / step, panels.count() - 1) + 1;
   const int64_t pitch = panels.begin(last - 1) + panels.width(last - 1) - panels.begin(first);
   const int64_t skipped = stretch.begin - panels.begin(first);
-  multiply(kernels, rows.scores, pitch, rows.query.data(), rows.count, packed.key(head), packed.depth, panels,
-           first, last, slices, false);
+  multiply(kernels, rows.scores, pitch, rows.query.data(), rows.count, packed.key(head),
+           packed.depth, panels, first, last, slices, false);
 
   const int64_t out_pitch = packed.value_panels.padded();
   std::array<const float*, kMaxQueries> weights;
@@ -126,17 +126,19 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
     const float kept = std::exp(top - shift);
     const float sum = kernels.exp_sum(score, scale, shift, seen);
     rows.sum[size_t(r)] = rows.sum[size_t(r)] * kept + sum;
-    if (kept != 1.0f) kernels.scale(rows.out + r * out_pitch, rows.out + r * out_pitch, kept, out_pitch);
+    if (kept != 1.0f)
+      kernels.scale(rows.out + r * out_pitch, rows.out + r * out_pitch, kept, out_pitch);
     top = new_top;
   }
-  for (int64_t r = rows.count; r < kMaxQueries; ++r) weights[size_t(r)] = weights[size_t(rows.count - 1)];
+  for (int64_t r = rows.count; r < kMaxQueries; ++r)
+    weights[size_t(r)] = weights[size_t(rows.count - 1)];
 
   constexpr int64_t kNoTap = 0;
   const Panels& columns = packed.value_panels;
   if (all_see_all) {
     const DepthSlice keys{&kNoTap, 1, stretch.size, stretch.begin};
-    multiply(kernels, rows.out, out_pitch, weights.data(), rows.count, packed.value(head), packed.keys, columns,
-             0, columns.count(), {&keys, 1}, true);
+    multiply(kernels, rows.out, out_pitch, weights.data(), rows.count, packed.value(head),
+             packed.keys, columns, 0, columns.count(), {&keys, 1}, true);
     return;
   }
   // On the diagonal each row stops at its own last key, so that no weight of zero meets a NaN.
@@ -155,15 +157,16 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
 
 void native(Context& context, MutView out, View q, View k, View v, const AttentionPlan& plan) {
   const Kernels& kernels = context.kernels;
-  const int64_t queries = q.dim(0), heads = q.dim(1), d = q.dim(2), keys = k.dim(0), kv_heads = k.dim(1);
+  const int64_t queries = q.dim(0), heads = q.dim(1), d = q.dim(2), keys = k.dim(0),
+                kv_heads = k.dim(1);
   Packed packed{Panels(kernels, keys), Panels(kernels, d), d, keys, nullptr};
-  const int64_t batch = std::clamp<int64_t>(kPackedFloats / std::max<int64_t>(packed.head_floats(), 1), 1,
-                                            kv_heads);
+  const int64_t batch =
+      std::clamp<int64_t>(kPackedFloats / std::max<int64_t>(packed.head_floats(), 1), 1, kv_heads);
   packed.data = context.shared.need(packed.head_floats() * batch);
 
-  // Wide heads take fewer rows a task: queries and outputs share the second-level cache with the keys.
-  // Causal rows go in a fixed number, because where the diagonal cuts the keys depends on it, and few,
-  // because the diagonal is slow.
+  // Wide heads take fewer rows a task: queries and outputs share the second-level cache with the
+  // keys. Causal rows go in a fixed number, because where the diagonal cuts the keys depends on it,
+  // and few, because the diagonal is slow.
   int64_t rows_a_task = plan.causal ? kRowStep : d <= 128 ? kMaxQueries : kMaxQueries / 2;
   const int64_t block = plan.mask ? plan.mask->block_q : queries;
   while (rows_a_task > kRowStep &&
@@ -188,7 +191,9 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
   const int64_t scores = kMaxQueries * (kKeys + 5 * kernels.lanes) + kRowStep * padded;
   context.per_thread.need_each(context.threads, scores + kMaxQueries * padded + kMaxQueries * d);
   std::vector<std::vector<Stretch>> stretches(static_cast<size_t>(context.threads));
-  for (auto& list : stretches) list.reserve(size_t(keys / std::max<int64_t>(1, plan.mask ? plan.mask->block_k : keys + 1) + 2));
+  for (auto& list : stretches)
+    list.reserve(
+        size_t(keys / std::max<int64_t>(1, plan.mask ? plan.mask->block_k : keys + 1) + 2));
 
   const int64_t group = heads / kv_heads;
   for (int64_t kv_begin = 0; kv_begin < kv_heads; kv_begin += batch) {
@@ -206,8 +211,10 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
       state.out = state.scores + scores;
       float* copied = state.out + kMaxQueries * padded;
       for (int64_t r = 0; r < kMaxQueries; ++r) {
-        const int64_t element = (state.begin + std::min(r, state.count - 1)) * q.stride(0) + head * q.stride(1);
-        state.query[size_t(r)] = in_place ? q.as<float>() + element : copied + std::min(r, state.count - 1) * d;
+        const int64_t element =
+            (state.begin + std::min(r, state.count - 1)) * q.stride(0) + head * q.stride(1);
+        state.query[size_t(r)] =
+            in_place ? q.as<float>() + element : copied + std::min(r, state.count - 1) * d;
         if (in_place || r >= state.count) continue;
         kernels.to_f32(copied + r * d, at(q.data, element, q.dtype), stored(q.dtype), d);
         if (sign < 0) kernels.scale(copied + r * d, copied + r * d, sign, d);
@@ -225,7 +232,8 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
       for (const Stretch& whole : list) {
         for (int64_t begin = 0; begin < whole.size; begin += kKeys) {
           const Stretch part{whole.begin + begin, std::min(kKeys, whole.size - begin)};
-          attend(kernels, packed, head / group - kv_begin, part, state, slices, scale, first_hidden);
+          attend(kernels, packed, head / group - kv_begin, part, state, slices, scale,
+                 first_hidden);
         }
       }
       for (int64_t r = 0; r < state.count; ++r) {
@@ -250,23 +258,27 @@ void reference(Context& context, MutView out, View q, View k, View v, const Atte
   const int64_t group = heads / k.dim(1);
   std::vector<std::vector<double>> weights(static_cast<size_t>(context.threads),
                                            std::vector<double>(size_t(keys)));
-  std::vector<std::vector<double>> sums(static_cast<size_t>(context.threads), std::vector<double>(size_t(d)));
+  std::vector<std::vector<double>> sums(static_cast<size_t>(context.threads),
+                                        std::vector<double>(size_t(d)));
   std::vector<std::vector<Stretch>> stretches(static_cast<size_t>(context.threads));
   context.per_thread.need_each(context.threads, 2 * d);
   parallel_tasks(context, heads * queries, [&](int64_t task, int thread) {
     const int64_t head = task / queries, i = task % queries;
     float* query_row = context.per_thread.of(thread);
     float* key_row = query_row + d;
-    const float* query = read_row(kernels, query_row, q.data, q.dtype, i * q.stride(0) + head * q.stride(1), d);
+    const float* query =
+        read_row(kernels, query_row, q.data, q.dtype, i * q.stride(0) + head * q.stride(1), d);
     auto& list = stretches[size_t(thread)];
     auto& weight = weights[size_t(thread)];
     auto& sum = sums[size_t(thread)];
-    const int64_t visible = plan.causal ? std::clamp<int64_t>(i + keys - queries + 1, 0, keys) : keys;
+    const int64_t visible =
+        plan.causal ? std::clamp<int64_t>(i + keys - queries + 1, 0, keys) : keys;
     stretches_of(list, plan, head, i, visible, visible, keys);
     const auto each_key = [&](const View& x, const auto& fn) {
       for (const Stretch& s : list) {
         for (int64_t j = s.begin; j < s.begin + s.size; ++j) {
-          fn(j, read_row(kernels, key_row, x.data, x.dtype, j * x.stride(0) + head / group * x.stride(1), d));
+          fn(j, read_row(kernels, key_row, x.data, x.dtype,
+                         j * x.stride(0) + head / group * x.stride(1), d));
         }
       }
     };
@@ -285,8 +297,10 @@ void reference(Context& context, MutView out, View q, View k, View v, const Atte
       for (int64_t l = 0; l < d; ++l) sum[size_t(l)] += e * double(value[l]);
     });
     for (int64_t l = 0; l < d; ++l) query_row[l] = float(total == 0 ? 0 : sum[size_t(l)] / total);
-    finish_row(kernels, query_row, out.mut(), out.dtype, i * out.stride(0) + head * out.stride(1), d);
-    if (plan.lse) plan.lse.as<float>()[head * queries + i] = total == 0 ? kNone : float(top + std::log(total));
+    finish_row(kernels, query_row, out.mut(), out.dtype, i * out.stride(0) + head * out.stride(1),
+               d);
+    if (plan.lse)
+      plan.lse.as<float>()[head * queries + i] = total == 0 ? kNone : float(top + std::log(total));
   });
 }
 
@@ -300,7 +314,8 @@ constexpr std::array kImplementations{Implementation{"native", native},
 
 }  // namespace
 
-std::string attention(Context& context, MutView out, View q, View k, View v, const AttentionPlan& plan) {
+std::string attention(Context& context, MutView out, View q, View k, View v,
+                      const AttentionPlan& plan) {
   std::string names;
   for (const Implementation& implementation : kImplementations) {
     if (plan.implementation.empty() || plan.implementation == implementation.name) {
@@ -310,8 +325,8 @@ std::string attention(Context& context, MutView out, View q, View k, View v, con
     names += names.empty() ? "" : ", ";
     names += implementation.name;
   }
-  fail(ErrorKind::unsupported, "attention: the CPU backend has no implementation \"", plan.implementation,
-       "\"; it has ", names);
+  fail(ErrorKind::unsupported, "attention: the CPU backend has no implementation \"",
+       plan.implementation, "\"; it has ", names);
 }
 
 }  // namespace orrery::cpu

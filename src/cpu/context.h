@@ -38,8 +38,8 @@ using PackedWeights = std::map<WeightKey, Tensor>;
 struct Context {
   const Kernels& kernels;
   int threads = 1;
-  Scratch shared;    // one operand packed for all threads
-  Scratch values;    // a second one
+  Scratch shared;  // one operand packed for all threads
+  Scratch values;  // a second one
   Scratch per_thread;
   PackedWeights packed_weights;
 };
@@ -57,10 +57,12 @@ void parallel_tasks(const Context& context, int64_t count, const Fn& fn) {
   for (int64_t i = 0; i < count; ++i) fn(i, omp_get_thread_num());
 }
 
-// fn(begin, end, thread) over [0, count) in pieces of at least `grain`: small work stays on the caller.
+// fn(begin, end, thread) over [0, count) in pieces of at least `grain`: small work stays on the
+// caller.
 template <typename Fn>
 void parallel_ranges(const Context& context, int64_t count, int64_t grain, const Fn& fn) {
-  const int64_t pieces = std::clamp<int64_t>(count / std::max<int64_t>(grain, 1), 1, context.threads);
+  const int64_t pieces =
+      std::clamp<int64_t>(count / std::max<int64_t>(grain, 1), 1, context.threads);
   parallel_tasks(context, pieces, [&](int64_t piece, int thread) {
     const int64_t begin = count * piece / pieces, end = count * (piece + 1) / pieces;
     if (begin < end) fn(begin, end, thread);
@@ -84,7 +86,8 @@ inline std::byte* at(void* data, int64_t element, DType dtype) {
 const float* read_row(const Kernels& kernels, float* buffer, const void* data, DType dtype,
                       int64_t element, int64_t n, int64_t stride = 1);
 // Where to compute n f32 results that finish_row() then stores: the output itself or buffer.
-inline float* result_row(float* buffer, void* data, DType dtype, int64_t element, int64_t stride = 1) {
+inline float* result_row(float* buffer, void* data, DType dtype, int64_t element,
+                         int64_t stride = 1) {
   return dtype == DType::f32 && stride == 1 ? static_cast<float*>(data) + element : buffer;
 }
 void finish_row(const Kernels& kernels, const float* row, void* data, DType dtype, int64_t element,

@@ -1,5 +1,5 @@
-// The CPU backend: own loops for the instruction sets of x86-64 (chosen at run time), OpenMP threads.
-// Results do not depend on the number of threads.
+// The CPU backend: own loops for the instruction sets of x86-64 (chosen at run time), OpenMP
+// threads. Results do not depend on the number of threads.
 #pragma once
 
 #include <memory>

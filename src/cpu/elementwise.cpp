@@ -76,8 +76,7 @@ void copy(Context& context, MutView out, View x) {
         return;
       }
       alignas(64) float buffer[kChunk];
-      const float* row =
-          read_row(context.kernels, buffer, x.data, x.dtype, at_[1], n, in_stride);
+      const float* row = read_row(context.kernels, buffer, x.data, x.dtype, at_[1], n, in_stride);
       finish_row(context.kernels, row, out.mut(), out.dtype, at_[0], n, out_stride);
     });
     return;
@@ -159,8 +158,8 @@ void add_row(Context& context, MutView x, View row) {
     alignas(64) float x_buffer[kChunk], row_buffer[kChunk];
     const int64_t element = r * x.stride(0) + first;
     const float* a = read_row(kernels, x_buffer, x.data, x.dtype, element, n);
-    const float* b = read_row(kernels, row_buffer, row.data, row.dtype, first * row.stride(0), n,
-                              row.stride(0));
+    const float* b =
+        read_row(kernels, row_buffer, row.data, row.dtype, first * row.stride(0), n, row.stride(0));
     float* sum = result_row(x_buffer, x.mut(), x.dtype, element);
     kernels.epilogue(sum, a, nullptr, b, Act::none, n);
     finish_row(kernels, sum, x.mut(), x.dtype, element, n);
@@ -190,8 +189,7 @@ void gather_rows(Context& context, MutView out, View table, std::span<const int6
   for_row_pieces(context, out.dim(0), out.dim(1), [&](int64_t r, int64_t first, int64_t n) {
     alignas(64) float buffer[kChunk];
     const int64_t from = ids[size_t(r)] * table.stride(0) + first * table.stride(1);
-    const float* row =
-        read_row(kernels, buffer, table.data, table.dtype, from, n, table.stride(1));
+    const float* row = read_row(kernels, buffer, table.data, table.dtype, from, n, table.stride(1));
     finish_row(kernels, row, out.mut(), out.dtype, r * out.stride(0) + first, n);
   });
 }
@@ -202,11 +200,11 @@ void snake(Context& context, MutView out, View x, View alpha, View beta) {
   std::vector<float> a(static_cast<size_t>(channels)), b(a.size());
   {
     std::vector<float> buffer(a.size());
-    const float* log_a = read_row(kernels, buffer.data(), alpha.data, alpha.dtype, 0, channels,
-                                  alpha.stride(0));
+    const float* log_a =
+        read_row(kernels, buffer.data(), alpha.data, alpha.dtype, 0, channels, alpha.stride(0));
     for (size_t i = 0; i < a.size(); ++i) a[i] = std::exp(log_a[i]);
-    const float* log_b = read_row(kernels, buffer.data(), beta.data, beta.dtype, 0, channels,
-                                  beta.stride(0));
+    const float* log_b =
+        read_row(kernels, buffer.data(), beta.data, beta.dtype, 0, channels, beta.stride(0));
     for (size_t i = 0; i < b.size(); ++i) b[i] = 1.0f / (std::exp(log_b[i]) + 1e-9f);
   }
   for_row_pieces(context, x.dim(0), channels, [&](int64_t r, int64_t first, int64_t n) {

@@ -33,7 +33,8 @@ void pack_columns(const Kernels& kernels, float* dst, int64_t width, const void*
   for (int64_t k0 = 0; k0 < k; k0 += kPiece) {
     const int64_t n = std::min(kPiece, k - k0);
     for (int64_t r = 0; r < rows; ++r) {
-      kernels.to_f32(block + r * kPiece, at(src, element + r * row_stride + k0, dtype), stored(dtype), n);
+      kernels.to_f32(block + r * kPiece, at(src, element + r * row_stride + k0, dtype),
+                     stored(dtype), n);
     }
     kernels.transpose(dst + k0 * width, width, block, kPiece, width, n);
   }
@@ -46,9 +47,9 @@ void cut_depth(std::vector<int64_t>& taps, std::vector<DepthSlice>& slices, int6
   }
 }
 
-void multiply(const Kernels& kernels, float* c, int64_t ldc, const float* const* rows, int64_t num_rows,
-              const float* packed, int64_t packed_depth, const Panels& panels, int64_t first,
-              int64_t last, std::span<const DepthSlice> slices, bool accumulate) {
+void multiply(const Kernels& kernels, float* c, int64_t ldc, const float* const* rows,
+              int64_t num_rows, const float* packed, int64_t packed_depth, const Panels& panels,
+              int64_t first, int64_t last, std::span<const DepthSlice> slices, bool accumulate) {
   for (const DepthSlice& slice : slices) {
     for (int64_t panel = first; panel < last; ++panel) {
       const int64_t vectors = panels.vectors(panel), height = kernels.rows[vectors];
@@ -64,8 +65,9 @@ void multiply(const Kernels& kernels, float* c, int64_t ldc, const float* const*
   }
 }
 
-void Finish::row(const Kernels& kernels, const MutView& out, int64_t out_element, const View& residual,
-                 int64_t residual_element, const float* c, int64_t first, int64_t n) const {
+void Finish::row(const Kernels& kernels, const MutView& out, int64_t out_element,
+                 const View& residual, int64_t residual_element, const float* c, int64_t first,
+                 int64_t n) const {
   alignas(64) float residual_buffer[kChunk], buffer[kChunk];
   for (int64_t i = 0; i < n; i += kChunk) {
     const int64_t count = std::min(kChunk, n - i), column = first + i;
@@ -83,15 +85,17 @@ void Finish::row(const Kernels& kernels, const MutView& out, int64_t out_element
 namespace {
 
 // Packs columns [begin, begin + width) of w^T over its whole depth.
-void pack_weight_panel(const Kernels& kernels, float* dst, const View& w, int64_t begin, int64_t columns,
-                       int64_t width) {
+void pack_weight_panel(const Kernels& kernels, float* dst, const View& w, int64_t begin,
+                       int64_t columns, int64_t width) {
   const int64_t k = w.dim(1);
   if (w.stride(1) == 1 || k == 1) {
-    return pack_columns(kernels, dst, width, w.data, w.dtype, begin * w.stride(0), w.stride(0), columns, k);
+    return pack_columns(kernels, dst, width, w.data, w.dtype, begin * w.stride(0), w.stride(0),
+                        columns, k);
   }
   // The transpose view: a depth step is a contiguous run of columns.
   for (int64_t i = 0; i < k; ++i) {
-    kernels.to_f32(dst + i * width, at(w.data, i * w.stride(1) + begin, w.dtype), stored(w.dtype), columns);
+    kernels.to_f32(dst + i * width, at(w.data, i * w.stride(1) + begin, w.dtype), stored(w.dtype),
+                   columns);
     std::fill(dst + i * width + columns, dst + (i + 1) * width, 0.0f);
   }
 }
@@ -111,17 +115,19 @@ struct Rows {
 // Copies rows [begin, begin + count) of x to `copied`, `pitch` apart.
 Rows copy_rows(const Context& context, float* copied, const View& x, int64_t begin, int64_t count,
                int64_t pitch) {
-  parallel_ranges(context, count, std::max<int64_t>(1, 32768 / pitch), [&](int64_t first, int64_t last, int) {
-    for (int64_t r = first; r < last; ++r) {
-      context.kernels.to_f32(copied + r * pitch, at(x.data, (begin + r) * x.stride(0), x.dtype), stored(x.dtype),
-                             x.dim(1));
-    }
-  });
+  parallel_ranges(
+      context, count, std::max<int64_t>(1, 32768 / pitch), [&](int64_t first, int64_t last, int) {
+        for (int64_t r = first; r < last; ++r) {
+          context.kernels.to_f32(copied + r * pitch, at(x.data, (begin + r) * x.stride(0), x.dtype),
+                                 stored(x.dtype), x.dim(1));
+        }
+      });
   return {copied, pitch};
 }
 
-constexpr int64_t kPackedFloats = int64_t{2} << 20;  // of weights at a time: stays in the shared cache
-constexpr int64_t kTaskColumns = 256;                // sums of one task stay in the second-level cache
+constexpr int64_t kPackedFloats = int64_t{2}
+                                  << 20;  // of weights at a time: stays in the shared cache
+constexpr int64_t kTaskColumns = 256;     // sums of one task stay in the second-level cache
 constexpr int64_t kTaskRows = 96;
 constexpr int64_t kCopiedFloats = int64_t{4} << 20;  // of rows at a time
 
@@ -155,7 +161,8 @@ void linear(Context& context, MutView out, View x, View w, const LinearOptions& 
   // Rows that must be copied are copied in chunks, at a pitch off the cache's period.
   const bool in_place = usable_in_place(x);
   const int64_t pitch = (k + 15) / 16 * 16 + 16;
-  const int64_t chunk = in_place ? m : std::max(kTaskRows, kCopiedFloats / pitch / kTaskRows * kTaskRows);
+  const int64_t chunk =
+      in_place ? m : std::max(kTaskRows, kCopiedFloats / pitch / kTaskRows * kTaskRows);
   float* copied = in_place ? nullptr : context.values.need(std::min(chunk, m) * pitch);
   context.per_thread.need_each(context.threads, kTaskRows * (kTaskColumns + 3 * kernels.lanes));
 
@@ -167,8 +174,9 @@ void linear(Context& context, MutView out, View x, View w, const LinearOptions& 
     const Panels panels(kernels, std::min(band, n - band_begin));
     float* packed = context.shared.need(panels.padded() * k);
     parallel_tasks(context, panels.count(), [&](int64_t panel, int) {
-      pack_weight_panel(kernels, packed + panels.offset(panel, k), w, band_begin + panels.begin(panel),
-                        panels.columns(panel), panels.width(panel));
+      pack_weight_panel(kernels, packed + panels.offset(panel, k), w,
+                        band_begin + panels.begin(panel), panels.columns(panel),
+                        panels.width(panel));
     });
     const int64_t panels_a_task = kTaskColumns / step;
     const int64_t groups = (panels.count() + panels_a_task - 1) / panels_a_task;
@@ -195,8 +203,8 @@ void linear(Context& context, MutView out, View x, View w, const LinearOptions& 
         for (int64_t r = 0; r < rows; ++r) {
           const int64_t i = chunk_begin + row_begin + r;
           const int64_t residual_at = options.residual ? i * options.residual.stride(0) : 0;
-          finish.row(kernels, out, i * out.stride(0), options.residual, residual_at, c + r * ldc, column,
-                     columns);
+          finish.row(kernels, out, i * out.stride(0), options.residual, residual_at, c + r * ldc,
+                     column, columns);
         }
       });
     }

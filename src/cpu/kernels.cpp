@@ -30,8 +30,8 @@ const Kernels& choose_kernels(std::string_view name) {
     usable += usable.empty() ? "" : ", ";
     usable += kernels->name;
   }
-  fail(ErrorKind::invalid_argument, "cpu kernels: \"", name, "\" is not one of those this CPU runs (",
-       usable, ")");
+  fail(ErrorKind::invalid_argument, "cpu kernels: \"", name,
+       "\" is not one of those this CPU runs (", usable, ")");
 }
 
 }  // namespace orrery::cpu

@@ -1,7 +1,7 @@
 // The inner loops of the CPU backend: contiguous f32 rows in, contiguous f32 rows out. One table of
 // them exists per instruction set; kernels_body.h is the one source all tables are compiled from.
-// Every function's result for an element depends on that element's operands alone, never on how rows
-// or columns were cut into calls, so threads may share work in any way without changing a bit.
+// Every function's result for an element depends on that element's operands alone, never on how
+// rows or columns were cut into calls, so threads may share work in any way without changing a bit.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ enum class Act : uint8_t { none, silu, relu2 };
 enum class Stored : uint8_t { f32, bf16, f16 };
 
 // c [rows, width] (+)= sum over taps t and k < depth of a[row][taps[t] + k] * b[t][k][0 .. width).
-// `rows` and `width` belong to the entry; a has `rows` pointers; b is packed. taps[t] are offsets in
-// floats.
-using Tile = void (*)(float* c, int64_t ldc, const float* const* a, const float* b, const int64_t* taps,
-                      int64_t num_taps, int64_t depth, bool accumulate);
+// `rows` and `width` belong to the entry; a has `rows` pointers; b is packed. taps[t] are offsets
+// in floats.
+using Tile = void (*)(float* c, int64_t ldc, const float* const* a, const float* b,
+                      const int64_t* taps, int64_t num_taps, int64_t depth, bool accumulate);
 
 struct Kernels {
   std::string_view name;
@@ -32,7 +32,8 @@ struct Kernels {
   void (*to_f32)(float* out, const void* x, Stored type, int64_t n);  // x may be unaligned
   void (*to_bf16)(void* out, const float* x, int64_t n);              // to nearest, ties to even
   // out[k * width + r] = x[r * ldx + k], r < rows (a multiple of 4), k < n.
-  void (*transpose)(float* out, int64_t width, const float* x, int64_t ldx, int64_t rows, int64_t n);
+  void (*transpose)(float* out, int64_t width, const float* x, int64_t ldx, int64_t rows,
+                    int64_t n);
 
   // out = act(x + bias) + residual; bias and residual may be null; out may be x.
   void (*epilogue)(float* out, const float* x, const float* bias, const float* residual, Act act,
@@ -41,10 +42,11 @@ struct Kernels {
   void (*scale)(float* out, const float* x, float factor, int64_t n);
   void (*add_scaled)(float* out, const float* x, float factor, int64_t n);  // out += factor x
   void (*scale_weighted)(float* out, const float* x, float factor, const float* weight, int64_t n);
-  // Rows of n, `pitch`es apart: y = x * f * weight, then SiLU if wanted, with f = 1 / sqrt(mean of squares
+  // Rows of n, `pitch`es apart: y = x * f * weight, then SiLU if wanted, with f = 1 / sqrt(mean of
+  // squares
   // + eps), or 1 / max(length, 1e-12) when mean is false. out may be x.
-  void (*norm_rows)(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows, int64_t n,
-                    const float* weight, bool mean, float eps, bool silu);
+  void (*norm_rows)(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows,
+                    int64_t n, const float* weight, bool mean, float eps, bool silu);
   float (*sum_squares)(const float* x, int64_t n);
   // y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; y may be x.
   void (*rotate)(float* y1, float* y2, const float* x1, const float* x2, const float* cos,

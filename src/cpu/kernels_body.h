@@ -1,5 +1,5 @@
-// The loops behind one Kernels table. Included once by each kernels_<set>.cpp, which is compiled for
-// that instruction set and defines before: kLanes and kTileRows. Everything is in an unnamed
+// The loops behind one Kernels table. Included once by each kernels_<set>.cpp, which is compiled
+// for that instruction set and defines before: kLanes and kTileRows. Everything is in an unnamed
 // namespace and no inline function of another header is used: a function that the linker may share
 // between files must not be compiled for a CPU that another file does not need.
 
@@ -197,13 +197,18 @@ inline Vector activated(Vector x) {
 template <Act kAct>
 void epilogue_of(float* out, const float* x, const float* bias, const float* residual, int64_t n) {
   if (bias && residual) {
-    map(out, n, [](Vector a, Vector b, Vector r) { return activated<kAct>(a + b) + r; }, x, bias, residual);
+    map(
+        out, n, [](Vector a, Vector b, Vector r) { return activated<kAct>(a + b) + r; }, x, bias,
+        residual);
   } else if (bias) {
-    map(out, n, [](Vector a, Vector b) { return activated<kAct>(a + b); }, x, bias);
+    map(
+        out, n, [](Vector a, Vector b) { return activated<kAct>(a + b); }, x, bias);
   } else if (residual) {
-    map(out, n, [](Vector a, Vector r) { return activated<kAct>(a) + r; }, x, residual);
+    map(
+        out, n, [](Vector a, Vector r) { return activated<kAct>(a) + r; }, x, residual);
   } else {
-    map(out, n, [](Vector a) { return activated<kAct>(a); }, x);
+    map(
+        out, n, [](Vector a) { return activated<kAct>(a); }, x);
   }
 }
 
@@ -220,41 +225,46 @@ void epilogue(float* out, const float* x, const float* bias, const float* residu
 }
 
 void silu_gate(float* out, const float* gate, const float* up, int64_t n) {
-  map(out, n, [](Vector g, Vector u) { return silu(g) * u; }, gate, up);
+  map(
+      out, n, [](Vector g, Vector u) { return silu(g) * u; }, gate, up);
 }
 
 void scale(float* out, const float* x, float factor, int64_t n) {
-  map(out, n, [factor](Vector a) { return a * factor; }, x);
+  map(
+      out, n, [factor](Vector a) { return a * factor; }, x);
 }
 
 void add_scaled(float* out, const float* x, float factor, int64_t n) {
-  map(out, n, [factor](Vector sum, Vector a) { return sum + a * factor; }, out, x);
+  map(
+      out, n, [factor](Vector sum, Vector a) { return sum + a * factor; }, out, x);
 }
 
 void scale_weighted(float* out, const float* x, float factor, const float* weight, int64_t n) {
-  map(out, n, [factor](Vector a, Vector w) { return a * factor * w; }, x, weight);
+  map(
+      out, n, [factor](Vector a, Vector w) { return a * factor * w; }, x, weight);
 }
 
 float sum_squares(const float* x, int64_t n) {
   return sum_of(x, n, [](Vector a) { return a * a; });
 }
 
-void norm_rows(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows, int64_t n,
-               const float* weight, bool mean, float eps, bool with_silu) {
+void norm_rows(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows,
+               int64_t n, const float* weight, bool mean, float eps, bool with_silu) {
   for (int64_t r = 0; r < rows; ++r, out += out_pitch, x += x_pitch) {
     const float sum = sum_squares(x, n);
     const float length = __builtin_sqrtf(mean ? sum / float(n) + eps : sum);
     const float factor = 1.0f / (!mean && length < 1e-12f ? 1e-12f : length);
     if (with_silu) {
-      map(out, n, [factor](Vector a, Vector w) { return silu(a * factor * w); }, x, weight);
+      map(
+          out, n, [factor](Vector a, Vector w) { return silu(a * factor * w); }, x, weight);
     } else {
       scale_weighted(out, x, factor, weight, n);
     }
   }
 }
 
-void rotate(float* y1, float* y2, const float* x1, const float* x2, const float* cos, const float* sin,
-            int64_t n) {
+void rotate(float* y1, float* y2, const float* x1, const float* x2, const float* cos,
+            const float* sin, int64_t n) {
   // Both halves of a vector are read before either is written: y may be x.
   const auto turn = [](Vector& a, Vector& b, Vector c, Vector s) {
     const Vector turned = a * c - b * s;

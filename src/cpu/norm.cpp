@@ -31,8 +31,8 @@ void weigh(const Kernels& kernels, float* y, const float* x, float factor, const
 // The weight in f32, times sqrt(C) for the kind that wants it.
 std::vector<float> weight_row(const Kernels& kernels, const View& weight, NormKind kind) {
   std::vector<float> row(static_cast<size_t>(weight.dim(0)));
-  const float* w = read_row(kernels, row.data(), weight.data, weight.dtype, 0, weight.dim(0),
-                            weight.stride(0));
+  const float* w =
+      read_row(kernels, row.data(), weight.data, weight.dtype, 0, weight.dim(0), weight.stride(0));
   const float factor = kind == NormKind::channel ? std::sqrt(float(row.size())) : 1.0f;
   kernels.scale(row.data(), w, factor, weight.dim(0));
   return row;
@@ -52,34 +52,34 @@ void rms_norm(Context& context, MutView out, View x, View weight, const Norm& no
   if (x.dtype == DType::f32 && out.dtype == DType::f32) {
     const int last = loop.rank() - 1;
     for_runs(context, loop, n, [&](const Offsets& offsets, int64_t count) {
-      kernels.norm_rows(out.as<float>() + offsets[0], loop.stride(0, last), x.as<float>() + offsets[1],
-                        loop.stride(1, last), count, n, w.data(), norm.kind != NormKind::channel, norm.eps,
-                        norm.silu);
+      kernels.norm_rows(out.as<float>() + offsets[0], loop.stride(0, last),
+                        x.as<float>() + offsets[1], loop.stride(1, last), count, n, w.data(),
+                        norm.kind != NormKind::channel, norm.eps, norm.silu);
     });
     return;
   }
-  parallel_ranges(context, rows.numel(), std::max<int64_t>(1, 16384 / n), [&](int64_t begin, int64_t end,
-                                                                              int) {
-    alignas(64) float buffer[kChunk];
-    for (int64_t r = begin; r < end; ++r) {
-      const Offsets offsets = loop.offsets(loop.rank(), r);
-      float sum = 0;
-      for (int64_t i = 0; i < n; i += kChunk) {
-        const int64_t count = std::min(kChunk, n - i);
-        sum += kernels.sum_squares(read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count),
-                                   count);
-      }
-      const float factor = row_factor(sum, n, norm);
-      for (int64_t i = 0; i < n; i += kChunk) {
-        const int64_t count = std::min(kChunk, n - i);
-        const float* row = read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count);
-        float* y = result_row(buffer, out.mut(), out.dtype, offsets[0] + i);
-        weigh(kernels, y, row, factor, w.data() + i, count, norm.kind, x.dtype);
-        if (norm.silu) kernels.epilogue(y, y, nullptr, nullptr, Act::silu, count);
-        finish_row(kernels, y, out.mut(), out.dtype, offsets[0] + i, count);
-      }
-    }
-  });
+  parallel_ranges(
+      context, rows.numel(), std::max<int64_t>(1, 16384 / n), [&](int64_t begin, int64_t end, int) {
+        alignas(64) float buffer[kChunk];
+        for (int64_t r = begin; r < end; ++r) {
+          const Offsets offsets = loop.offsets(loop.rank(), r);
+          float sum = 0;
+          for (int64_t i = 0; i < n; i += kChunk) {
+            const int64_t count = std::min(kChunk, n - i);
+            sum += kernels.sum_squares(
+                read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count), count);
+          }
+          const float factor = row_factor(sum, n, norm);
+          for (int64_t i = 0; i < n; i += kChunk) {
+            const int64_t count = std::min(kChunk, n - i);
+            const float* row = read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count);
+            float* y = result_row(buffer, out.mut(), out.dtype, offsets[0] + i);
+            weigh(kernels, y, row, factor, w.data() + i, count, norm.kind, x.dtype);
+            if (norm.silu) kernels.epilogue(y, y, nullptr, nullptr, Act::silu, count);
+            finish_row(kernels, y, out.mut(), out.dtype, offsets[0] + i, count);
+          }
+        }
+      });
 }
 
 void qk_norm_rope(Context& context, MutView out, View x, View weight, View cos, View sin,

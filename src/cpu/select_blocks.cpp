@@ -1,6 +1,6 @@
 // The block_topk selector. Cell means are packed like any matrix product; a task scores some query
-// blocks of one head against all key blocks and picks at once, so that no score buffer is kept unless
-// the caller wants the scores.
+// blocks of one head against all key blocks and picks at once, so that no score buffer is kept
+// unless the caller wants the scores.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -16,7 +16,8 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Means over cells of x [S, heads, D], times factor, rounded once to x's type: out [heads, cells, D].
+// Means over cells of x [S, heads, D], times factor, rounded once to x's type: out [heads, cells,
+// D].
 void pool(const Context& context, float* out, const View& x, int64_t cell, float factor) {
   const Kernels& kernels = context.kernels;
   const int64_t d = x.dim(2), cells = ceil_div(x.dim(0), cell);
@@ -58,9 +59,9 @@ float log_sum(const Kernels& kernels, const float* t, int64_t pitch, int64_t row
   return top * kLn2 + std::log(sum);
 }
 
-// Equal scores go by the position of id times the golden ratio, modulo 1: any number of them is spread
-// evenly over the video instead of taken from its start. The product is a bijection, so the order is
-// total.
+// Equal scores go by the position of id times the golden ratio, modulo 1: any number of them is
+// spread evenly over the video instead of taken from its start. The product is a bijection, so the
+// order is total.
 uint32_t spread(int32_t id) { return uint32_t(id) * 2654435769u; }
 
 // What every row of lists has in common.
@@ -70,7 +71,8 @@ struct Candidates {
 };
 
 // Writes one row's ascending ids and returns how many.
-int32_t choose(int32_t* ids, std::vector<int32_t>& order, const float* scores, const Candidates& c) {
+int32_t choose(int32_t* ids, std::vector<int32_t>& order, const float* scores,
+               const Candidates& c) {
   order.resize(size_t(c.end - c.begin));
   std::iota(order.begin(), order.end(), int32_t(c.begin));
   const auto middle = order.begin() + c.budget;
@@ -139,12 +141,13 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
   pool(context, pooled_k, k, cell, 1.0f);
   parallel_tasks(context, k.dim(1) * panels.count(), [&](int64_t task, int) {
     const int64_t head = task / panels.count(), panel = task % panels.count();
-    pack_columns(kernels, packed + head * packed_floats + panels.offset(panel, d), panels.width(panel),
-                 pooled_k, DType::f32, (head * k_cells + panels.begin(panel)) * d, d,
-                 panels.columns(panel), d);
+    pack_columns(kernels, packed + head * packed_floats + panels.offset(panel, d),
+                 panels.width(panel), pooled_k, DType::f32,
+                 (head * k_cells + panels.begin(panel)) * d, d, panels.columns(panel), d);
   });
 
-  // A task takes as many query blocks as fill the row tiles; wide blocks go through in pieces of cells.
+  // A task takes as many query blocks as fill the row tiles; wide blocks go through in pieces of
+  // cells.
   const int64_t rows_a_task = std::max<int64_t>(1, kRowStep / cells_a_row);
   const int64_t cell_rows = rows_a_task * cells_a_row;
   const int64_t padded_rows = ceil_div(cell_rows, kRowStep) * kRowStep;
@@ -168,19 +171,21 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
     }
     constexpr int64_t kNoTap = 0;
     const DepthSlice depth{&kNoTap, 1, d, 0};
-    multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d, panels, 0,
-             panels.count(), {&depth, 1}, false);
+    multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d, panels,
+             0, panels.count(), {&depth, 1}, false);
     for (int64_t r = 0; r < rows_a_task && first + r < rows; ++r) {
       const int64_t cell_begin = r * cells_a_row;
       const int64_t cell_count = std::min(cells_a_row, cells - cell_begin);
       for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t k_begin = b * cells_a_block, k_count = std::min(cells_a_block, k_cells - k_begin);
+        const int64_t k_begin = b * cells_a_block,
+                      k_count = std::min(cells_a_block, k_cells - k_begin);
         row_scores[b] =
             log_sum(kernels, t + cell_begin * pitch + k_begin, pitch, cell_count, k_count, buffer);
       }
-      if (scores) finish_row(kernels, row_scores, scores.mut(), scores.dtype,
-                             head * scores.stride(0) + (first + r) * scores.stride(1), blocks,
-                             scores.stride(2));
+      if (scores)
+        finish_row(kernels, row_scores, scores.mut(), scores.dtype,
+                   head * scores.stride(0) + (first + r) * scores.stride(1), blocks,
+                   scores.stride(2));
       if (keeps_all || is_dense(first + r)) {
         keep_all(head, first + r);
       } else {

@@ -35,8 +35,8 @@ class StridedLoop {
   int operands_ = 0;
 };
 
-// fn(offsets, n) for runs of at most kChunk elements along the last dimension, on all threads. `weight`
-// is the work per element, 1 for a few operations.
+// fn(offsets, n) for runs of at most kChunk elements along the last dimension, on all threads.
+// `weight` is the work per element, 1 for a few operations.
 template <typename Fn>
 void for_runs(const Context& context, const StridedLoop& loop, int64_t weight, const Fn& fn) {
   const int last = loop.rank() - 1;

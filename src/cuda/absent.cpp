@@ -7,7 +7,8 @@ namespace orrery::cuda {
 namespace {
 [[noreturn]] void refuse() {
   fail(ErrorKind::unsupported,
-       "device cuda: this build of orrery has no CUDA; configure it with `cmake --preset cuda`, or use "
+       "device cuda: this build of orrery has no CUDA; configure it with `cmake --preset cuda`, or "
+       "use "
        "--device cpu");
 }
 }  // namespace

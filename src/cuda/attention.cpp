@@ -15,9 +15,10 @@ constexpr int64_t kMaxScoreBytes = int64_t{128} << 20;
 // Below this the reference kernel's one launch beats the two-GEMM form's many.
 constexpr double kManyFlops = 2e8;
 
-// The block lists of one KV head, as the kernel wants them: lists that every head shares are given per
-// KV head, since a list serves the query heads of one.
-Sm90AttentionParams native_params(const MutView& out, const View& q, const View& k, const View& v, const AttentionPlan& plan) {
+// The block lists of one KV head, as the kernel wants them: lists that every head shares are given
+// per KV head, since a list serves the query heads of one.
+Sm90AttentionParams native_params(const MutView& out, const View& q, const View& k, const View& v,
+                                  const AttentionPlan& plan) {
   Sm90AttentionParams p;
   p.q = q.data;
   p.k = k.data;
@@ -53,7 +54,8 @@ bool has_shared_lists(const View& k, const AttentionPlan& plan) {
 // One query group and its KV head out of a call.
 Sm90AttentionParams native_group(Sm90AttentionParams p, int64_t kv_head) {
   const int group = p.hq / p.hkv;
-  const int64_t element = 2, q_offset = kv_head * group * p.head_dim * element, k_offset = kv_head * p.head_dim * element;
+  const int64_t element = 2, q_offset = kv_head * group * p.head_dim * element,
+                k_offset = kv_head * p.head_dim * element;
   p.q = static_cast<const std::byte*>(p.q) + q_offset;
   p.out = static_cast<std::byte*>(p.out) + q_offset;
   p.k = static_cast<const std::byte*>(p.k) + k_offset;
@@ -64,9 +66,7 @@ Sm90AttentionParams native_group(Sm90AttentionParams p, int64_t kv_head) {
   return p;
 }
 
-double flops(const View& q, const View& k) {
-  return 4.0 * double(q.numel()) * double(k.dim(0));
-}
+double flops(const View& q, const View& k) { return 4.0 * double(q.numel()) * double(k.dim(0)); }
 
 }  // namespace
 
@@ -78,7 +78,12 @@ struct Attention::CudnnPlan {
 };
 
 Attention::Attention(Context& context, CudnnHandle& handle, Gemm& gemm)
-    : context_(context), handle_(handle), gemm_(gemm), workspace_(context), scores_(context), probabilities_(context) {
+    : context_(context),
+      handle_(handle),
+      gemm_(gemm),
+      workspace_(context),
+      scores_(context),
+      probabilities_(context) {
   implementations_.push_back({
       "native",
       [](const Call& c) -> std::string {
@@ -97,10 +102,12 @@ Attention::Attention(Context& context, CudnnHandle& handle, Gemm& gemm)
         if (c.q.dtype != DType::bf16) return "takes bf16 only";
         if (c.plan.causal || c.plan.mask) return "takes neither a causal mask nor block lists";
         if (c.k.dim(0) == 0) return "takes at least one key";
+        if (!(c.plan.scale > 0)) return "takes a positive scale";
         const CudnnPlan& plan = cudnn_plan(c);
         return plan.graph ? "" : plan.note;
       },
-      nullptr,
+      // Wider heads run, ten times slower than as two products.
+      [](const Call& c) { return c.q.dim(2) <= 256; },
       [this](const Call& c) { run_cudnn(c); },
   });
   implementations_.push_back({
@@ -116,10 +123,14 @@ Attention::Attention(Context& context, CudnnHandle& handle, Gemm& gemm)
   implementations_.push_back({
       "reference",
       [](const Call& c) -> std::string {
-        return c.q.dim(2) <= kMaxReferenceHeadDim ? "" : concat("takes head_dim up to ", kMaxReferenceHeadDim);
+        return c.q.dim(2) <= kMaxReferenceHeadDim
+                   ? ""
+                   : concat("takes head_dim up to ", kMaxReferenceHeadDim);
       },
       nullptr,
-      [this](const Call& c) { attention_reference(context_.stream(), c.out, c.q, c.k, c.v, c.plan); },
+      [this](const Call& c) {
+        attention_reference(context_.stream(), c.out, c.q, c.k, c.v, c.plan);
+      },
   });
 }
 
@@ -143,7 +154,8 @@ std::string Attention::run(MutView out, View q, View k, View v, const AttentionP
       refusals += concat(refusals.empty() ? "this backend has " : ", ", implementation.name);
     }
   }
-  fail(ErrorKind::unsupported, "attention: ", plan.implementation.empty() ? "no implementation" : plan.implementation,
+  fail(ErrorKind::unsupported,
+       "attention: ", plan.implementation.empty() ? "no implementation" : plan.implementation,
        " cannot run q ", q.shape, " with k ", k.shape, " ", name_of(q.dtype), " (", refusals, ")");
 }
 
@@ -177,7 +189,8 @@ const Attention::CudnnPlan& Attention::cudnn_plan(const Call& c) {
     // [S, H, D] as cuDNN's [batch, heads, S, D].
     const auto describe = [&](const View& t) {
       const int64_t row = t.dim(0) > 1 ? t.stride(0) : t.dim(1) * t.dim(2);
-      return graph.tensor({{1, t.dim(1), t.dim(0), t.dim(2)}, {t.dim(0) * row, t.dim(2), row, 1}, t.dtype});
+      return graph.tensor(
+          {{1, t.dim(1), t.dim(0), t.dim(2)}, {t.dim(0) * row, t.dim(2), row, 1}, t.dtype});
     };
     plan.q = describe(c.q);
     plan.k = describe(c.k);
@@ -201,19 +214,23 @@ const Attention::CudnnPlan& Attention::cudnn_plan(const Call& c) {
 
 void Attention::run_cudnn(const Call& c) {
   const CudnnPlan& plan = cudnn_plan(c);
-  std::vector<CudnnGraph::Binding> bindings{{plan.q, c.q.data}, {plan.k, c.k.data}, {plan.v, c.v.data},
-                                            {plan.out, c.out.data}, {plan.scale, &c.plan.scale}};
+  std::vector<CudnnGraph::Binding> bindings{{plan.q, c.q.data},
+                                            {plan.k, c.k.data},
+                                            {plan.v, c.v.data},
+                                            {plan.out, c.out.data},
+                                            {plan.scale, &c.plan.scale}};
   if (plan.stats) bindings.push_back({plan.stats, c.plan.lse.data});
   plan.graph->run(bindings, workspace_.get(size_t(plan.graph->workspace_bytes())));
 }
 
-// Scores and values as two products per head, softmax between them, a part of the rows at a time: for wide
-// heads (the VAE's single head of up to 1024) and long f32 sequences.
+// Scores and values as two products per head, softmax between them, a part of the rows at a time:
+// for wide heads (the VAE's single head of up to 1024) and long f32 sequences.
 void Attention::run_gemm(const Call& c) {
   const int64_t sq = c.q.dim(0), skv = c.k.dim(0), group = c.q.dim(1) / c.k.dim(1);
   const int64_t step = std::clamp<int64_t>(kMaxScoreBytes / (skv * int64_t(sizeof(float))), 1, sq);
   for (int64_t head = 0; head < c.q.dim(1); ++head) {
-    const View q = c.q.select(1, head), k = c.k.select(1, head / group), v = c.v.select(1, head / group);
+    const View q = c.q.select(1, head), k = c.k.select(1, head / group),
+               v = c.v.select(1, head / group);
     const MutView out = c.out.select(1, head);
     for (int64_t begin = 0; begin < sq; begin += step) {
       const int64_t size = std::min(step, sq - begin);

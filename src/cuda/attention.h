@@ -1,5 +1,5 @@
-// Attention as an ordered list of implementations: the first that accepts a call runs it, or the one
-// that the plan names.
+// Attention as an ordered list of implementations: the first that accepts a call runs it, or the
+// one that the plan names.
 #pragma once
 
 #include <functional>

@@ -36,43 +36,48 @@ int count_devices() {
     fail(ErrorKind::device, "device cuda: ",
          driver == 0 ? std::string("no NVIDIA driver is installed")
                      : concat("the NVIDIA driver supports CUDA ", version(driver)),
-         ", this build needs ", version(CUDART_VERSION), " or newer; update it, or use --device cpu");
+         ", this build needs ", version(CUDART_VERSION),
+         " or newer; update it, or use --device cpu");
   }
   if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
     fail(ErrorKind::device,
-         "device cuda: the driver shows no GPU (check CUDA_VISIBLE_DEVICES and nvidia-smi); use --device "
+         "device cuda: the driver shows no GPU (check CUDA_VISIBLE_DEVICES and nvidia-smi); use "
+         "--device "
          "cpu to run without one");
   }
   if (error != cudaSuccess) {
-    fail(ErrorKind::device, "device cuda: the GPUs cannot be listed: ", cudaGetErrorString(error), " (",
-         cudaGetErrorName(error), ")");
+    fail(ErrorKind::device, "device cuda: the GPUs cannot be listed: ", cudaGetErrorString(error),
+         " (", cudaGetErrorName(error), ")");
   }
   return count;
 }
 
 void require_device(int device) {
   const int count = count_devices();
-  require(device >= 0 && device < count, ErrorKind::device, "device cuda:", device, ": only ", count,
-          count == 1 ? " GPU is visible" : " GPUs are visible", ", numbered from 0");
+  require(device >= 0 && device < count, ErrorKind::device, "device cuda:", device, ": only ",
+          count, count == 1 ? " GPU is visible" : " GPUs are visible", ", numbered from 0");
 }
 
 }  // namespace
 
 void check(int cuda_error, const std::source_location& where) {
-  if (cuda_error == cudaSuccess) [[likely]] return;
+  if (cuda_error == cudaSuccess) [[likely]]
+    return;
   const auto error = static_cast<cudaError_t>(cuda_error);
   fail(ErrorKind::device, "cuda: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ", ",
        place(where), ")");
 }
 
 void check_cublas(int status, const std::source_location& where) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]] return;
+  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
+    return;
   const auto error = static_cast<cublasStatus_t>(status);
   fail(ErrorKind::device, "cublasLt: ", cublasLtGetStatusName(error), " (", place(where), ")");
 }
 
 void check_cudnn(int status, const std::source_location& where) {
-  if (status == CUDNN_STATUS_SUCCESS) [[likely]] return;
+  if (status == CUDNN_STATUS_SUCCESS) [[likely]]
+    return;
   char detail[512] = "";
   cudnnGetLastErrorString(detail, sizeof detail);
   fail(ErrorKind::device, "cudnn: ", cudnnGetErrorString(static_cast<cudnnStatus_t>(status)),
@@ -93,16 +98,19 @@ Context::Context(int device) : device_(device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device));
   num_multiprocessors_ = properties.multiProcessorCount;
-  require(properties.major >= 8, ErrorKind::unsupported, "device cuda:", device, ": ", properties.name,
-          " has compute capability ", properties.major, ".", properties.minor, ", 8.0 or newer is needed");
-  require(kernels_run_here(), ErrorKind::unsupported, "device cuda:", device, ": this build has no code for ",
-          properties.name, " (compute capability ", properties.major, ".", properties.minor,
+  require(properties.major >= 8, ErrorKind::unsupported, "device cuda:", device, ": ",
+          properties.name, " has compute capability ", properties.major, ".", properties.minor,
+          ", 8.0 or newer is needed");
+  require(kernels_run_here(), ErrorKind::unsupported, "device cuda:", device,
+          ": this build has no code for ", properties.name, " (compute capability ",
+          properties.major, ".", properties.minor,
           "); rebuild with -DCMAKE_CUDA_ARCHITECTURES=", properties.major, properties.minor);
   int driver = 0;
   check(cudaDriverGetVersion(&driver));
-  description_ = concat("cuda: ", properties.name, ", ", num_multiprocessors_, " multiprocessors, ",
-                        int64_t(gib(properties.totalGlobalMem)), " GiB, driver for CUDA ", version(driver),
-                        ", cuBLASLt ", cublasLtGetVersion(), ", cuDNN ", cudnnGetVersion());
+  description_ =
+      concat("cuda: ", properties.name, ", ", num_multiprocessors_, " multiprocessors, ",
+             int64_t(gib(properties.totalGlobalMem)), " GiB, driver for CUDA ", version(driver),
+             ", cuBLASLt ", cublasLtGetVersion(), ", cuDNN ", cudnnGetVersion());
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 

@@ -1,4 +1,5 @@
-// What the parts of one CUDA backend share: the device, its one stream, error checks, scratch memory.
+// What the parts of one CUDA backend share: the device, its one stream, error checks, scratch
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,8 @@ void check_cudnn(int status, const std::source_location& where = std::source_loc
 
 class Context {
  public:
-  // Refuses, with what to do about it: no driver, no such device, a device this build cannot run on.
+  // Refuses, with what to do about it: no driver, no such device, a device this build cannot run
+  // on.
   explicit Context(int device);
   ~Context();
   Context(const Context&) = delete;

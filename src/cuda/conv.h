@@ -1,5 +1,6 @@
-// Channels-last convolution: cuDNN plans cached per shape, weights reordered once, and our own kernel
-// for what cuDNN refuses.
+// Channels-last convolution: products where the kernel is a line in time or a point, cuDNN plans
+// cached per shape elsewhere, and our own kernel for what cuDNN refuses. Weights are reordered
+// once.
 #pragma once
 
 #include <map>
@@ -35,15 +36,17 @@ class Convolution {
 
   // w as [Cout, kd, kh, kw, Cin] of the given type.
   View reordered(const View& w, DType dtype);
-  bool try_gemm(const MutView& out, const View& x, const View& w, const View& bias, const Conv3d& conv,
-                const View& residual);
+  // Each returns false, having enqueued nothing, when it is not for this problem.
+  bool try_pointwise(const Problem& problem);
+  bool try_columns(const Problem& problem);
   bool try_cudnn(const Problem& problem);
   const Plan& plan_for(const Problem& problem);
+  void run_plan(const Problem& problem, const Plan& plan);
 
   Context& context_;
   CudnnHandle& handle_;
   Gemm& gemm_;
-  Scratch workspace_, padded_, wide_;
+  Scratch workspace_, wide_, dense_x_, dense_out_, dense_residual_;
   std::map<std::tuple<const void*, DType>, Tensor> weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<Plan>> plans_;
   std::string last_;

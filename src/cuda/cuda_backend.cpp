@@ -23,13 +23,16 @@ namespace orrery::cuda {
 
 namespace {
 
-// Cell products of block selection and columns of the transposed convolution, at most this much at a time.
+// Cell products of block selection and columns of the transposed convolution, at most this much at
+// a time.
 constexpr int64_t kMaxPartBytes = int64_t{128} << 20;
 
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const CudaOptions& options) : context_(options.device) {
-    context_.on_release = [this](const void* data, size_t bytes) { convolution_.forget(data, bytes); };
+    context_.on_release = [this](const void* data, size_t bytes) {
+      convolution_.forget(data, bytes);
+    };
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(context_.stream());
@@ -70,7 +73,9 @@ class CudaBackend final : public Backend {
   }
   void do_copy(MutView out, View x) override { cuda::copy(stream(), out, x); }
   void do_fill(MutView out, float value) override { cuda::fill(stream(), out, value); }
-  void do_lincomb(MutView out, std::span<const Term> terms) override { cuda::lincomb(stream(), out, terms); }
+  void do_lincomb(MutView out, std::span<const Term> terms) override {
+    cuda::lincomb(stream(), out, terms);
+  }
   void do_add_row(MutView x, View row) override {
     const Term terms[] = {{1.0f, x}, {1.0f, row.unsqueeze(0).expand(0, x.dim(0))}};
     cuda::lincomb(stream(), x, terms);
@@ -81,25 +86,33 @@ class CudaBackend final : public Backend {
   void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
     cuda::gather_rows(stream(), out, table, ids);
   }
-  void do_linear(MutView out, View x, View w, const LinearOptions& options) override { gemm_.run(out, x, w, options); }
+  void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
+    gemm_.run(out, x, w, options);
+  }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cuda::rms_norm(stream(), out, x, weight, norm);
   }
-  void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm) override {
+  void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
+                       const Norm& norm) override {
     cuda::qk_norm_rope(stream(), out, x, weight, cos, sin, norm);
   }
   void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) override {
     last_attention_ = attention_.run(out, q, k, v, plan);
   }
-  void do_select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
-                        MutView scores) override;
-  bool try_native_select(const MutView& indices, const MutView& counts, const View& q, const View& k,
-                         const BlockSelection& selection, const TopBlocks& top, const MutView& scores);
-  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) override {
+  void do_select_blocks(MutView indices, MutView counts, View q, View k,
+                        const BlockSelection& selection, MutView scores) override;
+  bool try_native_select(const MutView& indices, const MutView& counts, const View& q,
+                         const View& k, const BlockSelection& selection, const TopBlocks& top,
+                         const MutView& scores);
+  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
+                 View residual) override {
     convolution_.run(out, x, w, bias, conv, residual);
   }
-  void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding) override;
-  void do_snake(MutView out, View x, View alpha, View beta) override { cuda::snake(stream(), out, x, alpha, beta); }
+  void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
+                           int64_t padding) override;
+  void do_snake(MutView out, View x, View alpha, View beta) override {
+    cuda::snake(stream(), out, x, alpha, beta);
+  }
 
   Context context_;
   Transfer transfer_{context_};
@@ -151,24 +164,28 @@ void CudaBackend::capture(Graph& graph, const std::function<void()>& fn) {
   graph.last_attention = last_attention_;
 }
 
-void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
-                                   MutView scores) {
+void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View k,
+                                   const BlockSelection& selection, MutView scores) {
   const int64_t heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2), cell = selection.cells();
   const int64_t q_count = (q.dim(0) + cell - 1) / cell, k_count = (k.dim(0) + cell - 1) / cell;
-  const int64_t rows = counts.dim(1), cells_q = selection.block_q / cell, cells_k = selection.block_k / cell;
+  const int64_t rows = counts.dim(1), cells_q = selection.block_q / cell,
+                cells_k = selection.block_k / cell;
 
   TopBlocks top;
   top.blocks = (k.dim(0) + selection.block_k - 1) / selection.block_k;
-  top.head_end = std::min(top.blocks, (selection.protected_keys + selection.block_k - 1) / selection.block_k);
+  top.head_end =
+      std::min(top.blocks, (selection.protected_keys + selection.block_k - 1) / selection.block_k);
   top.tail_begin = top.blocks;
   if (selection.protected_tail_keys > 0) {
-    top.tail_begin = std::max<int64_t>(0, k.dim(0) - selection.protected_tail_keys) / selection.block_k;
+    top.tail_begin =
+        std::max<int64_t>(0, k.dim(0) - selection.protected_tail_keys) / selection.block_k;
   }
   const int64_t candidates = std::max<int64_t>(0, top.tail_begin - top.head_end);
   top.budget = selection.budget(candidates);
   top.dense_from = rows;
   if (selection.protected_tail_queries > 0) {
-    top.dense_from = std::max<int64_t>(0, q.dim(0) - selection.protected_tail_queries) / selection.block_q;
+    top.dense_from =
+        std::max<int64_t>(0, q.dim(0) - selection.protected_tail_queries) / selection.block_q;
   }
 
   if (try_native_select(indices, counts, q, k, selection, top, scores)) return;
@@ -190,8 +207,10 @@ void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View
       if (needs_scores) {
         const int64_t first = begin * cells_q, count = std::min(q_count - first, size * cells_q);
         const MutView products = products_.tensor({count, k_count}, DType::f32);
-        gemm_.run(products, q_cells.select(0, head).slice(0, first, count), k_cells.select(0, head / group));
-        part = scores ? scores.select(0, head).slice(0, begin, size) : scores_.tensor({size, top.blocks}, DType::f32);
+        gemm_.run(products, q_cells.select(0, head).slice(0, first, count),
+                  k_cells.select(0, head / group));
+        part = scores ? scores.select(0, head).slice(0, begin, size)
+                      : scores_.tensor({size, top.blocks}, DType::f32);
         cuda::score_blocks(stream(), part, products, cells_q, cells_k);
       }
       TopBlocks here = top;
@@ -202,11 +221,14 @@ void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View
   }
 }
 
-bool CudaBackend::try_native_select(const MutView& indices, const MutView& counts, const View& q, const View& k,
-                                    const BlockSelection& selection, const TopBlocks& top, const MutView& scores) {
+bool CudaBackend::try_native_select(const MutView& indices, const MutView& counts, const View& q,
+                                    const View& k, const BlockSelection& selection,
+                                    const TopBlocks& top, const MutView& scores) {
   if (q.dtype != DType::bf16 || k.dtype != DType::bf16) return false;
-  if (!indices.contiguous() || !counts.contiguous() || (scores && !scores.contiguous())) return false;
-  if ((q.dim(1) > 1 && q.stride(1) != q.dim(2)) || (k.dim(1) > 1 && k.stride(1) != k.dim(2))) return false;
+  if (!indices.contiguous() || !counts.contiguous() || (scores && !scores.contiguous()))
+    return false;
+  if ((q.dim(1) > 1 && q.stride(1) != q.dim(2)) || (k.dim(1) > 1 && k.stride(1) != k.dim(2)))
+    return false;
   Sm90SelectParams p;
   p.q = q.data;
   p.k = k.data;
@@ -235,12 +257,14 @@ bool CudaBackend::try_native_select(const MutView& indices, const MutView& count
   return true;
 }
 
-// The sum over input channels is a product with w as [Cout k, Cin]; the sum over taps that meet in one
-// output row follows.
-void CudaBackend::do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding) {
+// The sum over input channels is a product with w as [Cout k, Cin]; the sum over taps that meet in
+// one output row follows.
+void CudaBackend::do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
+                                      int64_t padding) {
   const int64_t taps = w.dim(2), columns = w.dim(1) * taps;
   const View factor = w.reshape({w.dim(0), columns}).permute({1, 0});
-  const int64_t rows_at_once = std::max<int64_t>(1, kMaxPartBytes / (columns * int64_t(sizeof(float)))) * stride;
+  const int64_t rows_at_once =
+      std::max<int64_t>(1, kMaxPartBytes / (columns * int64_t(sizeof(float)))) * stride;
   for (int64_t begin = 0; begin < out.dim(0); begin += rows_at_once) {
     const int64_t size = std::min(rows_at_once, out.dim(0) - begin);
     // Input rows t that reach an output row: t stride + tap - padding in [begin, begin + size).
@@ -263,12 +287,16 @@ const CudaBackend& as_cuda(const Backend& backend) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  return std::make_unique<CudaBackend>(options);
+}
 
 bool is_cuda_built() { return true; }
 
 void* stream_of(const Backend& backend) { return as_cuda(backend).stream(); }
 
-const std::string& last_convolution(const Backend& backend) { return as_cuda(backend).last_convolution(); }
+const std::string& last_convolution(const Backend& backend) {
+  return as_cuda(backend).last_convolution();
+}
 
 }  // namespace orrery::cuda

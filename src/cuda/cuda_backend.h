@@ -24,8 +24,8 @@ bool is_cuda_built();
 // Bytes of one device. Refuses as make_cuda_backend() does.
 DeviceMemory device_memory(int device = 0);
 
-// The stream that a backend made by make_cuda_backend() runs on (a cudaStream_t), for a communicator
-// whose calls must keep their order with the backend's.
+// The stream that a backend made by make_cuda_backend() runs on (a cudaStream_t), for a
+// communicator whose calls must keep their order with the backend's.
 void* stream_of(const Backend& backend);
 
 // What ran the backend's last convolution: "gemm", "cudnn (engine 3)" or "direct (why not cudnn)".

@@ -17,7 +17,9 @@ constexpr int64_t kMaxEngines = 64;
 
 class Descriptor {
  public:
-  explicit Descriptor(cudnnBackendDescriptorType_t type) { check_cudnn(cudnnBackendCreateDescriptor(type, &raw_)); }
+  explicit Descriptor(cudnnBackendDescriptorType_t type) {
+    check_cudnn(cudnnBackendCreateDescriptor(type, &raw_));
+  }
   Descriptor(Descriptor&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(raw_, other.raw_);
@@ -27,18 +29,25 @@ class Descriptor {
     if (raw_) cudnnBackendDestroyDescriptor(raw_);
   }
 
-  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void* values) {
+  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+           const void* values) {
     check_cudnn(cudnnBackendSetAttribute(raw_, name, type, count, values));
   }
   void set(cudnnBackendAttributeName_t name, const Descriptor& value) {
     set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value.raw_);
   }
-  void set(cudnnBackendAttributeName_t name, int64_t value) { set(name, CUDNN_TYPE_INT64, 1, &value); }
+  void set(cudnnBackendAttributeName_t name, int64_t value) {
+    set(name, CUDNN_TYPE_INT64, 1, &value);
+  }
   void set(cudnnBackendAttributeName_t name, const std::vector<int64_t>& values) {
     set(name, CUDNN_TYPE_INT64, int64_t(values.size()), values.data());
   }
-  void set(cudnnBackendAttributeName_t name, bool value) { set(name, CUDNN_TYPE_BOOLEAN, 1, &value); }
-  void set(cudnnBackendAttributeName_t name, cudnnDataType_t value) { set(name, CUDNN_TYPE_DATA_TYPE, 1, &value); }
+  void set(cudnnBackendAttributeName_t name, bool value) {
+    set(name, CUDNN_TYPE_BOOLEAN, 1, &value);
+  }
+  void set(cudnnBackendAttributeName_t name, cudnnDataType_t value) {
+    set(name, CUDNN_TYPE_DATA_TYPE, 1, &value);
+  }
   void finalize() { check_cudnn(cudnnBackendFinalize(raw_)); }
 
   cudnnBackendDescriptor_t raw() const { return raw_; }
@@ -49,9 +58,12 @@ class Descriptor {
 
 cudnnDataType_t type_of(DType dtype) {
   switch (dtype) {
-    case DType::bf16: return CUDNN_DATA_BFLOAT16;
-    case DType::f16: return CUDNN_DATA_HALF;
-    default: return CUDNN_DATA_FLOAT;
+    case DType::bf16:
+      return CUDNN_DATA_BFLOAT16;
+    case DType::f16:
+      return CUDNN_DATA_HALF;
+    default:
+      return CUDNN_DATA_FLOAT;
   }
 }
 
@@ -69,8 +81,8 @@ std::vector<Descriptor> propose(const Descriptor& graph, cudnnBackendHeurMode_t 
   std::vector<Descriptor> configurations;
   if (cudnnBackendFinalize(heuristic.raw()) != CUDNN_STATUS_SUCCESS) return configurations;
   int64_t count = 0;
-  check_cudnn(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0,
-                                       &count, nullptr));
+  check_cudnn(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
   count = std::min(count, kMaxEngines);
   std::vector<cudnnBackendDescriptor_t> raw;
   for (int64_t i = 0; i < count; ++i) {
@@ -78,8 +90,9 @@ std::vector<Descriptor> propose(const Descriptor& graph, cudnnBackendHeurMode_t 
     raw.push_back(configurations.back().raw());
   }
   int64_t returned = 0;
-  check_cudnn(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                       count, &returned, raw.data()));
+  check_cudnn(cudnnBackendGetAttribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &returned,
+                                       raw.data()));
   configurations.erase(configurations.begin() + returned, configurations.end());
   return configurations;
 }
@@ -93,14 +106,15 @@ Engine engine_of(const Descriptor& configuration) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw = engine.raw();
   int64_t count = 0;
-  check_cudnn(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                       1, &count, &raw));
+  check_cudnn(cudnnBackendGetAttribute(configuration.raw(), CUDNN_ATTR_ENGINECFG_ENGINE,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw));
   Engine result;
-  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count,
-                                       &result.index));
+  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_GLOBAL_INDEX,
+                                       CUDNN_TYPE_INT64, 1, &count, &result.index));
   result.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                       CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, result.notes.data()));
+  check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                       CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT,
+                                       &count, result.notes.data()));
   result.notes.resize(size_t(count));
   return result;
 }
@@ -111,8 +125,9 @@ bool has_note(const Engine& engine, cudnnBackendNumericalNote_t note) {
 
 // Sums in f32, the same from run to run; f32 operands as they are (tensor cores would round them).
 bool is_acceptable(const Engine& engine, bool is_exact_f32) {
-  for (const auto note : {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
-                          CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_FFT}) {
+  for (const auto note :
+       {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+        CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_FFT}) {
     if (has_note(engine, note)) return false;
   }
   return !is_exact_f32 || (!has_note(engine, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) &&
@@ -144,7 +159,8 @@ struct CudnnGraph::State {
   const Descriptor& tensor(int64_t id) const { return tensors[size_t(id - 1)]; }
 };
 
-CudnnGraph::CudnnGraph(CudnnHandle& handle) : state_(std::make_unique<State>(State{handle, {}, {}, {}, {}})) {}
+CudnnGraph::CudnnGraph(CudnnHandle& handle)
+    : state_(std::make_unique<State>(State{handle, {}, {}, {}, {}})) {}
 CudnnGraph::~CudnnGraph() = default;
 
 int64_t CudnnGraph::tensor(const TensorSpec& spec) {
@@ -204,7 +220,8 @@ void CudnnGraph::add(int64_t y, int64_t a, int64_t b) {
   state_->operations.push_back(std::move(operation));
 }
 
-void CudnnGraph::attention(int64_t out, int64_t q, int64_t k, int64_t v, int64_t scale, int64_t stats) {
+void CudnnGraph::attention(int64_t out, int64_t q, int64_t k, int64_t v, int64_t scale,
+                           int64_t stats) {
   Descriptor operation(CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, state_->tensor(q));
   operation.set(CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, state_->tensor(k));
@@ -221,7 +238,8 @@ bool CudnnGraph::plan(bool is_exact_f32) {
   Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   std::vector<cudnnBackendDescriptor_t> operations;
   for (const Descriptor& operation : state_->operations) operations.push_back(operation.raw());
-  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(operations.size()), operations.data());
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+            int64_t(operations.size()), operations.data());
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
   if (cudnnBackendFinalize(graph.raw()) != CUDNN_STATUS_SUCCESS) {
     char detail[512] = "";
@@ -243,8 +261,8 @@ bool CudnnGraph::plan(bool is_exact_f32) {
       plan->set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
       if (cudnnBackendFinalize(plan->raw()) != CUDNN_STATUS_SUCCESS) continue;
       int64_t workspace = 0, count = 0;
-      check_cudnn(cudnnBackendGetAttribute(plan->raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                           &count, &workspace));
+      check_cudnn(cudnnBackendGetAttribute(plan->raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                           CUDNN_TYPE_INT64, 1, &count, &workspace));
       if (workspace > kMaxWorkspace) continue;
       state_->plan = std::move(plan);
       state_->workspace = workspace;
@@ -252,7 +270,8 @@ bool CudnnGraph::plan(bool is_exact_f32) {
       return true;
     }
   }
-  state_->engine = concat("no engine: ", proposed, " proposed, ", refused, " of them inexact or not deterministic");
+  state_->engine = concat("no engine: ", proposed, " proposed, ", refused,
+                          " of them inexact or not deterministic");
   return false;
 }
 
@@ -269,7 +288,8 @@ void CudnnGraph::run(std::span<const Binding> bindings, void* workspace) const {
   }
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, int64_t(data.size()), data.data());
+  pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, int64_t(data.size()),
+           data.data());
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
   pack.finalize();
   check_cudnn(cudnnBackendExecute(state_->handle.get(), state_->plan->raw(), pack.raw()));

@@ -32,7 +32,11 @@ class CudnnHandle {
 
 class CudnnGraph {
  public:
-  enum class Place { device, host, inner };  // host: one value passed by the caller; inner: never stored
+  enum class Place {
+    device,
+    host,
+    inner
+  };  // host: one value passed by the caller; inner: never stored
   struct TensorSpec {
     Shape dims;     // batch, channels, then space
     Shape strides;  // elements
@@ -60,8 +64,9 @@ class CudnnGraph {
   // softmax(scale q k^T) v; stats (0: none) receives the log-sum-exp.
   void attention(int64_t out, int64_t q, int64_t k, int64_t v, int64_t scale, int64_t stats);
 
-  // Finds the first engine of cuDNN's own order that runs the graph with f32 sums, deterministically and
-  // without transforms (Winograd, FFT). is_exact_f32 also leaves out those that round f32 operands.
+  // Finds the first engine of cuDNN's own order that runs the graph with f32 sums,
+  // deterministically and without transforms (Winograd, FFT). is_exact_f32 also leaves out those
+  // that round f32 operands.
   bool plan(bool is_exact_f32);
   int64_t workspace_bytes() const;
   const std::string& engine() const;  // of the plan, or why there is none

@@ -18,6 +18,9 @@ namespace {
 
 // Enough for the split-K and stream-K kernels of Hopper.
 constexpr size_t kWorkspace = size_t{64} << 20;
+// Smaller bf16 results take our epilogue: the library's kernels for them round the product before
+// they add bias or residual.
+constexpr int64_t kMinFusedSize = int64_t{1} << 20;
 // Results that need an epilogue of our own pass through f32 in parts of at most this size.
 constexpr int64_t kMaxPartBytes = int64_t{256} << 20;
 
@@ -40,17 +43,24 @@ uint32_t alignment_of(const void* data) {
 // [M, N] with contiguous rows is column-major [N, M].
 Matrix matrix_of(const View& view) {
   const int64_t leading = view.dim(0) > 1 ? view.stride(0) : view.dim(1);
-  return {view.dtype, false, view.dim(1), view.dim(0), std::max(leading, view.dim(1)), alignment_of(view.data)};
+  return {view.dtype,
+          false,
+          view.dim(1),
+          view.dim(0),
+          std::max(leading, view.dim(1)),
+          alignment_of(view.data)};
 }
 
-// w [N, K] as the left factor [N, K]: transposed when its rows are contiguous, as it lies otherwise.
+// w [N, K] as the left factor [N, K]: transposed when its rows are contiguous, as it lies
+// otherwise.
 Matrix weight_of(const View& w) {
   if (w.stride(1) == 1 || w.dim(1) == 1) {
     Matrix matrix = matrix_of(w);
     matrix.transposed = true;
     return matrix;
   }
-  return {w.dtype, false, w.dim(0), w.dim(1), std::max(w.stride(1), w.dim(0)), alignment_of(w.data)};
+  return {
+      w.dtype, false, w.dim(0), w.dim(1), std::max(w.stride(1), w.dim(0)), alignment_of(w.data)};
 }
 
 struct Problem {
@@ -91,7 +101,8 @@ class Plan {
     cublasLtMatmulPreference_t preference = nullptr;
     check_cublas(cublasLtMatmulPreferenceCreate(&preference));
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-      check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+      check_cublas(
+          cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
     // Partial sums of a split product stay f32: the one rounding comes at the end.
@@ -104,8 +115,8 @@ class Plan {
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
     const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, operation_, w_.get(), x_.get(), residual_.get(), out_.get(),
-                                       preference, 1, &result, &found);
+        cublasLtMatmulAlgoGetHeuristic(handle, operation_, w_.get(), x_.get(), residual_.get(),
+                                       out_.get(), preference, 1, &result, &found);
     cublasLtMatmulPreferenceDestroy(preference);
     found_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
     if (found_) algorithm_ = result.algo;
@@ -116,16 +127,18 @@ class Plan {
 
   bool found() const { return found_; }
 
-  void run(cublasLtHandle_t handle, const MutView& out, const View& x, const View& w, const LinearOptions& options,
-           void* workspace, Stream stream) const {
+  void run(cublasLtHandle_t handle, const MutView& out, const View& x, const View& w,
+           const LinearOptions& options, void* workspace, Stream stream) const {
     if (options.bias) {
       const void* bias = options.bias.data;
-      check_cublas(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+      check_cublas(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                  &bias, sizeof bias));
     }
     const float one = 1.0f, beta = options.residual ? 1.0f : 0.0f;
     const void* residual = options.residual ? options.residual.data : out.data;
-    check_cublas(cublasLtMatmul(handle, operation_, &one, w.data, w_.get(), x.data, x_.get(), &beta, residual,
-                                residual_.get(), out.mut(), out_.get(), &algorithm_, workspace, kWorkspace, stream));
+    check_cublas(cublasLtMatmul(handle, operation_, &one, w.data, w_.get(), x.data, x_.get(), &beta,
+                                residual, residual_.get(), out.mut(), out_.get(), &algorithm_,
+                                workspace, kWorkspace, stream));
   }
 
  private:
@@ -146,7 +159,8 @@ bool has_matrix_rows(const View& view) { return view.dim(0) <= 1 || view.stride(
 }  // namespace
 
 struct Gemm::State {
-  explicit State(Context& c) : context(c), workspace(c), x_scratch(c), w_scratch(c), product_scratch(c) {}
+  explicit State(Context& c)
+      : context(c), workspace(c), x_scratch(c), w_scratch(c), product_scratch(c) {}
   ~State() {
     plans.clear();
     if (handle) cublasLtDestroy(handle);
@@ -169,18 +183,28 @@ struct Gemm::State {
     const bool is_full = x.dtype == DType::f32 && w.dtype == DType::f32 && out.dtype == DType::f32;
     if (!is_narrow && !is_full) return false;
     if (w.dim(1) == 0) return false;
-    if (options.residual && (options.residual.dtype != out.dtype || !has_matrix_rows(options.residual))) return false;
+    if (options.residual &&
+        (options.residual.dtype != out.dtype || !has_matrix_rows(options.residual)))
+      return false;
     if (options.bias && options.bias.dtype != out.dtype) return false;
+    const bool is_fused = options.bias || options.residual;
+    if (is_fused && out.dtype == DType::bf16 && out.numel() < kMinFusedSize) return false;
     if (!has_matrix_rows(x)) return false;
-    Problem problem{weight_of(w), matrix_of(x), options.residual ? matrix_of(options.residual) : matrix_of(out),
-                    matrix_of(out), options.bias.dtype, static_cast<bool>(options.bias)};
+    Problem problem{weight_of(w),
+                    matrix_of(x),
+                    options.residual ? matrix_of(options.residual) : matrix_of(out),
+                    matrix_of(out),
+                    options.bias.dtype,
+                    static_cast<bool>(options.bias)};
     if (options.bias && alignment_of(options.bias.data) < 16) return false;
     const Stream stream = context.stream();
     if (!handle) check_cublas(cublasLtCreate(&handle));
     auto it = plans.find(problem);
     if (it == plans.end()) {
-      it = plans.emplace(std::piecewise_construct, std::forward_as_tuple(problem),
-                         std::forward_as_tuple(handle, problem)).first;
+      it = plans
+               .emplace(std::piecewise_construct, std::forward_as_tuple(problem),
+                        std::forward_as_tuple(handle, problem))
+               .first;
     }
     if (!it->second.found()) return false;
     it->second.run(handle, out, x, w, options, workspace.get(kWorkspace), stream);
@@ -189,15 +213,20 @@ struct Gemm::State {
 
   // The product in f32 scratch, then our epilogue with its one rounding; in row parts to bound the
   // scratch. False when the library refuses the product.
-  bool try_in_parts(const MutView& out, const View& x, const View& w, const LinearOptions& options) {
-    const int64_t step = std::max<int64_t>(1, kMaxPartBytes / (out.dim(1) * int64_t(sizeof(float))));
+  bool try_in_parts(const MutView& out, const View& x, const View& w,
+                    const LinearOptions& options) {
+    const int64_t step =
+        std::max<int64_t>(1, kMaxPartBytes / (out.dim(1) * int64_t(sizeof(float))));
     for (int64_t begin = 0; begin < out.dim(0); begin += step) {
       const int64_t size = std::min(step, out.dim(0) - begin);
       const MutView product = product_scratch.tensor({size, out.dim(1)}, DType::f32);
-      if (w.dim(1) == 0) fill(context.stream(), product, 0.0f);
-      else if (!try_library(product, x.slice(0, begin, size), w, {})) return false;
+      if (w.dim(1) == 0)
+        fill(context.stream(), product, 0.0f);
+      else if (!try_library(product, x.slice(0, begin, size), w, {}))
+        return false;
       const View residual = options.residual ? options.residual.slice(0, begin, size) : View{};
-      epilogue(context.stream(), out.slice(0, begin, size), product, options.bias, residual, options.activation);
+      epilogue(context.stream(), out.slice(0, begin, size), product, options.bias, residual,
+               options.activation);
     }
     return true;
   }
@@ -216,8 +245,8 @@ void Gemm::run(MutView out, View x, View w, const LinearOptions& options) {
   if (s.try_run(out, x, w, options)) return;
   // Mixed types, broadcast rows, or strides the library refuses: dense f32 copies of both factors.
   const View wide_w = s.as_f32(s.w_scratch, w), wide_x = s.as_f32(s.x_scratch, x);
-  require(s.try_run(out, wide_x, wide_w, options), ErrorKind::device, "linear: cuBLASLt has no f32 kernel for ",
-          x.shape, " x ", w.shape, "^T");
+  require(s.try_run(out, wide_x, wide_w, options), ErrorKind::device,
+          "linear: cuBLASLt has no f32 kernel for ", x.shape, " x ", w.shape, "^T");
 }
 
 }  // namespace orrery::cuda

@@ -18,28 +18,32 @@ void copy(Stream stream, MutView out, View x);
 void fill(Stream stream, MutView out, float value);
 void lincomb(Stream stream, MutView out, std::span<const Term> terms);
 
-// out [M, N] = activation(x + bias) + residual; x [M, N], or [M, 2N] for silu_gate. bias, residual optional.
+// out [M, N] = activation(x + bias) + residual; x [M, N], or [M, 2N] for silu_gate. bias, residual
+// optional.
 void epilogue(Stream stream, MutView out, View x, View bias, View residual, Activation kind);
 void gather_rows(Stream stream, MutView out, View table, std::span<const int64_t> ids);
 void snake(Stream stream, MutView out, View x, View alpha, View beta);
 
 void rms_norm(Stream stream, MutView out, View x, View weight, const Norm& norm);
-void qk_norm_rope(Stream stream, MutView out, View x, View weight, View cos, View sin, const Norm& norm);
+void qk_norm_rope(Stream stream, MutView out, View x, View weight, View cos, View sin,
+                  const Norm& norm);
 
 // Any head_dim up to kMaxReferenceHeadDim, f32 or bf16, causal, block lists, LSE.
 inline constexpr int64_t kMaxReferenceHeadDim = 4096;
-void attention_reference(Stream stream, MutView out, View q, View k, View v, const AttentionPlan& plan);
+void attention_reference(Stream stream, MutView out, View q, View k, View v,
+                         const AttentionPlan& plan);
 
 // probabilities [M, N] = softmax(scale * scores) of each row, scores f32; lse [M] optional.
 void softmax_rows(Stream stream, MutView probabilities, View scores, float scale, float* lse);
 
-// Means of 16-token cells, times factor, rounded once: pooled [heads, cells, D] of x's type, x [S, heads, D].
+// Means of 16-token cells, times factor, rounded once: pooled [heads, cells, D] of x's type, x [S,
+// heads, D].
 void pool_cells(Stream stream, MutView pooled, View x, float factor);
-// scores [rows, blocks] f32 from cell products t [rows * cells_q, cells] f32: natural log-sum-exp of
-// t ln 2 over the cells of each block pair. cells_q, cells_k: cells in a block.
+// scores [rows, blocks] f32 from cell products t [rows * cells_q, cells] f32: natural log-sum-exp
+// of t ln 2 over the cells of each block pair. cells_q, cells_k: cells in a block.
 void score_blocks(Stream stream, MutView scores, View t, int64_t cells_q, int64_t cells_k);
-// Fills the lists of rows of one head. Equal scores at the cut go by a hash of the block, so that they
-// are spread over the video.
+// Fills the lists of rows of one head. Equal scores at the cut go by a hash of the block, so that
+// they are spread over the video.
 struct TopBlocks {
   int64_t blocks = 0;
   int64_t head_end = 0;    // blocks before this are kept
@@ -49,18 +53,20 @@ struct TopBlocks {
 };
 void top_blocks(Stream stream, MutView indices, MutView counts, View scores, const TopBlocks& top);
 
-// out[n - begin, :] = bias + sum over t s + i - padding = n of columns[t - first, :, i]; columns f32
-// [T, Cout * k], out [rows, Cout].
+// out[n - begin, :] = bias + sum over t s + i - padding = n of columns[t - first, :, i]; columns
+// f32 [T, Cout * k], out [rows, Cout].
 struct Fold {
   int64_t stride = 1;
   int64_t padding = 0;
   int64_t taps = 1;
-  int64_t begin = 0;   // output row of out's first row
-  int64_t first = 0;   // input row of columns' first row
+  int64_t begin = 0;  // output row of out's first row
+  int64_t first = 0;  // input row of columns' first row
 };
 void fold(Stream stream, MutView out, View columns, View bias, const Fold& fold);
 
-// Convolution without a library: any sizes, f32 or bf16, exact f32 arithmetic. w [Cout, kd, kh, kw, Cin].
-void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv, View residual);
+// Convolution without a library: any sizes, f32 or bf16, exact f32 arithmetic. w [Cout, kd, kh, kw,
+// Cin].
+void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv,
+                 View residual);
 
 }  // namespace orrery::cuda

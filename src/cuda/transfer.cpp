@@ -13,8 +13,8 @@ namespace orrery::cuda {
 
 namespace {
 
-// One thread copies 5 to 10 GB/s out of the page cache, the link takes 50: four threads, two buffers
-// each, so that one fills while the other travels.
+// One thread copies 5 to 10 GB/s out of the page cache, the link takes 50: four threads, two
+// buffers each, so that one fills while the other travels.
 constexpr size_t kChunk = size_t{8} << 20;
 constexpr int kMaxWorkers = 4;
 constexpr int kSlotsPerWorker = 2;
@@ -24,7 +24,9 @@ struct Slot {
   cudaEvent_t done = nullptr;
 };
 
-int worker_count() { return int(std::clamp(std::thread::hardware_concurrency(), 1u, unsigned(kMaxWorkers))); }
+int worker_count() {
+  return int(std::clamp(std::thread::hardware_concurrency(), 1u, unsigned(kMaxWorkers)));
+}
 
 }  // namespace
 
@@ -94,7 +96,8 @@ void Transfer::upload(void* device, const void* host, size_t bytes) {
   const Stream stream = state_->context.stream();
   state_->run(bytes, [&](Slot& slot, size_t offset, size_t size) {
     std::memcpy(slot.memory, static_cast<const std::byte*>(host) + offset, size);
-    check(cudaMemcpyAsync(static_cast<std::byte*>(device) + offset, slot.memory, size, cudaMemcpyHostToDevice, stream));
+    check(cudaMemcpyAsync(static_cast<std::byte*>(device) + offset, slot.memory, size,
+                          cudaMemcpyHostToDevice, stream));
     check(cudaEventRecord(slot.done, stream));
   });
 }
@@ -102,7 +105,8 @@ void Transfer::upload(void* device, const void* host, size_t bytes) {
 void Transfer::download(void* host, const void* device, size_t bytes) {
   const Stream stream = state_->context.stream();
   state_->run(bytes, [&](Slot& slot, size_t offset, size_t size) {
-    check(cudaMemcpyAsync(slot.memory, static_cast<const std::byte*>(device) + offset, size, cudaMemcpyDeviceToHost, stream));
+    check(cudaMemcpyAsync(slot.memory, static_cast<const std::byte*>(device) + offset, size,
+                          cudaMemcpyDeviceToHost, stream));
     check(cudaEventRecord(slot.done, stream));
     check(cudaEventSynchronize(slot.done));
     std::memcpy(static_cast<std::byte*>(host) + offset, slot.memory, size);

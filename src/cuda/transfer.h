@@ -1,5 +1,5 @@
-// Copies between host memory and the device through pinned buffers, a few threads filling or emptying
-// them while the copy engine runs. Straight from a mapped file: no other host copy exists.
+// Copies between host memory and the device through pinned buffers, a few threads filling or
+// emptying them while the copy engine runs. Straight from a mapped file: no other host copy exists.
 #pragma once
 
 #include <memory>

@@ -58,21 +58,22 @@ void Mesh::check(const MeshLimits& limits, int ranks) const {
     common = std::gcd(common, width);
     widths += concat(", ", width, " feed-forward columns");
   }
-  require(common % tp == 0, "tp degree ", tp, " does not divide this checkpoint's ", limits.num_heads,
-          " query heads, ", limits.num_kv_heads, " key/value heads", widths,
+  require(common % tp == 0, "tp degree ", tp, " does not divide this checkpoint's ",
+          limits.num_heads, " query heads, ", limits.num_kv_heads, " key/value heads", widths,
           "; degrees that do: ", divisors(common));
   const int64_t heads = limits.num_heads / tp;
-  require(heads % cp == 0, "cp degree ", cp, " does not divide the ", heads, " query heads of a rank (",
-          limits.num_heads, " over tp ", tp, "); degrees that do: ", divisors(heads));
+  require(heads % cp == 0, "cp degree ", cp, " does not divide the ", heads,
+          " query heads of a rank (", limits.num_heads, " over tp ", tp,
+          "); degrees that do: ", divisors(heads));
   const int64_t needed = int64_t{tp} * cp * cfg;
-  require(needed == ranks, "tp ", tp, " x cp ", cp, " x cfg ", cfg, " needs ", needed, " ranks, but ",
-          ranks, ranks == 1 ? " runs" : " run");
+  require(needed == ranks, "tp ", tp, " x cp ", cp, " x cfg ", cfg, " needs ", needed,
+          " ranks, but ", ranks, ranks == 1 ? " runs" : " run");
 }
 
 HeadRange Mesh::heads(int64_t num_heads, int64_t num_kv_heads, int rank) const {
-  require(num_heads % tp == 0 && num_kv_heads % tp == 0, "tp degree ", tp, " does not divide ", num_heads,
-          " query heads and ", num_kv_heads, " key/value heads; degrees that do: ",
-          divisors(std::gcd(num_heads, num_kv_heads)));
+  require(num_heads % tp == 0 && num_kv_heads % tp == 0, "tp degree ", tp, " does not divide ",
+          num_heads, " query heads and ", num_kv_heads,
+          " key/value heads; degrees that do: ", divisors(std::gcd(num_heads, num_kv_heads)));
   const int64_t index = place(rank).tp;
   HeadRange range;
   range.q_count = num_heads / tp;

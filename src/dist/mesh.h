@@ -21,8 +21,8 @@ struct MeshLimits {
   std::vector<int64_t> ffn_widths;  // cut by tp
 };
 
-// tp cuts weights and heads, cp the generation sequence, cfg the guidance branches. Ranks of one tp group
-// are neighbours: rank = (cfg_index * cp + cp_index) * tp + tp_index.
+// tp cuts weights and heads, cp the generation sequence, cfg the guidance branches. Ranks of one tp
+// group are neighbours: rank = (cfg_index * cp + cp_index) * tp + tp_index.
 struct Mesh {
   int tp = 1, cp = 1, cfg = 1;
 
@@ -37,8 +37,8 @@ struct Mesh {
   std::vector<int> cp_group(int rank) const;
   std::vector<int> cfg_group(int rank) const;
 
-  // Refuses, before any collective, degrees that do not fit the checkpoint or `world` ranks; the message
-  // names the degrees that would (B71, B72, B73).
+  // Refuses, before any collective, degrees that do not fit the checkpoint or `world` ranks; the
+  // message names the degrees that would (B71, B72, B73).
   void check(const MeshLimits& limits, int world) const;
   // Heads whose weights `rank` holds: tp's cut.
   HeadRange heads(int64_t num_heads, int64_t num_kv_heads, int rank) const;
@@ -46,9 +46,9 @@ struct Mesh {
 
 // The exchange of sequence for heads in a group of `ranks` that hold `heads` query and `kv_heads`
 // key/value heads each: afterwards rank i has query heads [i * q_count, (i + 1) * q_count) and the
-// key/value heads these read. A key/value head goes to every rank that reads it. Where a rank's query
-// heads cut a group apart, the head is repeated so that the rank's own ratio is whole (28 and 7 heads
-// over 2 ranks: 14 and 7).
+// key/value heads these read. A key/value head goes to every rank that reads it. Where a rank's
+// query heads cut a group apart, the head is repeated so that the rank's own ratio is whole (28 and
+// 7 heads over 2 ranks: 14 and 7).
 class HeadExchange {
  public:
   // Refuses ranks that do not divide the query heads.

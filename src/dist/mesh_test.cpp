@@ -58,25 +58,33 @@ TEST(Mesh, PlaceAndRankAreInverseAndGroupsPartitionTheWorld) {
 // B73: the message comes at the start and names the degrees that this checkpoint allows.
 TEST(Mesh, RefusesTpThatDoesNotDivideAndNamesTheDegreesThatDo) {
   for (int tp : {3, 5, 7, 16}) {
-    const std::string message =
-        refusal([&] { Mesh{tp, 1, 1}.check({32, 8, {12288}}, tp); });
-    EXPECT_EQ(message, concat("tp degree ", tp,
-                              " does not divide this checkpoint's 32 query heads, 8 key/value heads, "
-                              "12288 feed-forward columns; degrees that do: 1, 2, 4, 8"));
+    const std::string message = refusal([&] { Mesh{tp, 1, 1}.check({32, 8, {12288}}, tp); });
+    EXPECT_EQ(message,
+              concat("tp degree ", tp,
+                     " does not divide this checkpoint's 32 query heads, 8 key/value heads, "
+                     "12288 feed-forward columns; degrees that do: 1, 2, 4, 8"));
   }
   for (int degree : {0, -1}) {
-    EXPECT_EQ(refusal([&] { Mesh{degree, 1, 1}.check({32, 8, {}}, 1); }),
+    EXPECT_EQ(refusal([&] {
+                Mesh{degree, 1, 1}.check({32, 8, {}}, 1);
+              }),
               concat("tp degree ", degree, ": expected 1 or more"));
-    EXPECT_EQ(refusal([&] { Mesh{1, degree, 1}.check({32, 8, {}}, 1); }),
+    EXPECT_EQ(refusal([&] {
+                Mesh{1, degree, 1}.check({32, 8, {}}, 1);
+              }),
               concat("cp degree ", degree, ": expected 1 or more"));
   }
-  EXPECT_EQ(refusal([] { Mesh{1, 1, 3}.check({32, 8, {}}, 3); }),
+  EXPECT_EQ(refusal([] {
+              Mesh{1, 1, 3}.check({32, 8, {}}, 3);
+            }),
             "cfg degree 3: expected 1 or 2, one rank group per guidance branch");
 }
 
 // B73: odd feed-forward widths limit tp too.
 TEST(Mesh, FfnWidthLimitsTp) {
-  EXPECT_NE(refusal([] { Mesh{4, 1, 1}.check({32, 8, {1026}}, 4); }).find("degrees that do: 1, 2"),
+  EXPECT_NE(refusal([] {
+              Mesh{4, 1, 1}.check({32, 8, {1026}}, 4);
+            }).find("degrees that do: 1, 2"),
             std::string::npos);
   EXPECT_EQ(refusal([] { Mesh{2, 1, 1}.check({32, 8, {1026}}, 2); }), "");
 }
@@ -84,20 +92,28 @@ TEST(Mesh, FfnWidthLimitsTp) {
 // B72, B73: cp divides what tp leaves of the query heads.
 TEST(Mesh, RefusesCpBeyondTheQueryHeads) {
   for (int cp : {3, 5, 64}) {
-    EXPECT_EQ(refusal([&] { Mesh{1, cp, 1}.check({32, 8, {}}, cp); }),
+    EXPECT_EQ(refusal([&] {
+                Mesh{1, cp, 1}.check({32, 8, {}}, cp);
+              }),
               concat("cp degree ", cp,
                      " does not divide the 32 query heads of a rank (32 over tp 1); degrees that "
                      "do: 1, 2, 4, 8, 16, 32"));
   }
   for (int cp : {16, 32}) EXPECT_EQ(refusal([&] { Mesh{1, cp, 1}.check({32, 8, {}}, cp); }), "");
-  EXPECT_NE(refusal([] { Mesh{8, 8, 1}.check({32, 8, {}}, 64); }).find("degrees that do: 1, 2, 4"),
+  EXPECT_NE(refusal([] {
+              Mesh{8, 8, 1}.check({32, 8, {}}, 64);
+            }).find("degrees that do: 1, 2, 4"),
             std::string::npos);
 }
 
 TEST(Mesh, RefusesAWorldOfAnotherSize) {
-  EXPECT_EQ(refusal([] { Mesh{2, 2, 1}.check({32, 8, {}}, 1); }),
+  EXPECT_EQ(refusal([] {
+              Mesh{2, 2, 1}.check({32, 8, {}}, 1);
+            }),
             "tp 2 x cp 2 x cfg 1 needs 4 ranks, but 1 runs");
-  EXPECT_EQ(refusal([] { Mesh{2, 1, 1}.check({32, 8, {}}, 4); }),
+  EXPECT_EQ(refusal([] {
+              Mesh{2, 1, 1}.check({32, 8, {}}, 4);
+            }),
             "tp 2 x cp 1 x cfg 1 needs 2 ranks, but 4 run");
 }
 
@@ -127,7 +143,8 @@ TEST(Mesh, HeadsOfAllTpRanksCoverTheCheckpoint) {
   }
 }
 
-// B72: for every split, query head i reads key/value head i / (H / KV), and the rank's ratio is whole.
+// B72: for every split, query head i reads key/value head i / (H / KV), and the rank's ratio is
+// whole.
 TEST(HeadExchange, EveryQueryHeadReadsItsOwnGroup) {
   for (int64_t kv = 1; kv <= 8; ++kv) {
     for (int64_t group = 1; group <= 8; ++group) {

@@ -26,7 +26,8 @@ struct Offer {
 };
 
 template <typename Load, typename Store>
-void sum_in_rank_order(int64_t begin, int64_t end, int ranks, const Load& load, const Store& store) {
+void sum_in_rank_order(int64_t begin, int64_t end, int ranks, const Load& load,
+                       const Store& store) {
   for (int64_t i = begin; i < end; ++i) {
     float sum = load(0, i);
     for (int rank = 1; rank < ranks; ++rank) sum += load(rank, i);
@@ -73,8 +74,9 @@ class ThreadWorld::Group {
     }
   }
 
-  // Waits until all members are done with each other's memory. They all come, whatever happens elsewhere:
-  // nothing between meet() and here can fail. So no member frees memory that another one reads.
+  // Waits until all members are done with each other's memory. They all come, whatever happens
+  // elsewhere: nothing between meet() and here can fail. So no member frees memory that another one
+  // reads.
   void part(int member) {
     std::unique_lock lock(shared_.mutex);
     const int64_t round = arrive(member);
@@ -122,7 +124,8 @@ class ThreadWorld::Member final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return group_.size(); }
 
-  // Each rank adds up its own slice in rank order and hands the sum to all: no slice has two writers.
+  // Each rank adds up its own slice in rank order and hands the sum to all: no slice has two
+  // writers.
   void all_reduce(MutView x) override {
     check("all_reduce", x);
     require(x.dtype == DType::f32 || x.dtype == DType::bf16, "all_reduce: cannot add ",
@@ -144,8 +147,8 @@ class ThreadWorld::Member final : public Communicator {
   void all_to_all(MutView out, View x) override {
     check("all_to_all", x);
     check("all_to_all", out);
-    require(out.shape == x.shape && x.rank() > 0 && x.dim(0) % size() == 0, "all_to_all: cannot cut ",
-            x.shape, " in ", size(), " equal parts for ", out.shape);
+    require(out.shape == x.shape && x.rank() > 0 && x.dim(0) % size() == 0,
+            "all_to_all: cannot cut ", x.shape, " in ", size(), " equal parts for ", out.shape);
     group_.meet(rank_, {"all_to_all", x.data, out.mut(), x.bytes()});
     const int64_t part = x.bytes() / size();
     for (int from = 0; from < size(); ++from) {

@@ -12,7 +12,11 @@ namespace orrery {
 std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
                                                const Settings& settings) {
   std::vector<std::vector<int64_t>> lists{prompt_ids(tokenizer, settings.conditional)};
-  if (settings.guided()) lists.push_back(prompt_ids(tokenizer, settings.unconditional));
+  require_prompt_fits(lists.front(), "--prompt");
+  if (settings.guided()) {
+    lists.push_back(prompt_ids(tokenizer, settings.unconditional));
+    require_prompt_fits(lists.back(), "--negative-prompt");
+  }
   for (const auto& ids : lists) {
     for (int64_t id : ids) {
       require(id < checkpoint.transformer.vocab_size, ErrorKind::corrupt, checkpoint.folder.folder.string(),
@@ -23,18 +27,30 @@ std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, con
   return lists;
 }
 
+VaeOptions vae_options(DeviceKind device, DType dtype) {
+  VaeOptions options;
+  // The CPU has no fast bf16; a device decodes in the type its weights are held in.
+  options.dtype = device == DeviceKind::cpu ? DType::f32 : dtype;
+  return options;
+}
+
 Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
              std::vector<std::vector<int64_t>> ids, const Placement& placement) {
   DryRunBackend dry(placement.device, placement.fuses_weights);
   Transformer model(dry, checkpoint.transformer, placement.dtype);
-  Vae autoencoder(dry, checkpoint.vae);
+  Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
   Plan plan;
   plan.weight_bytes = place_weights(
       dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, DType::bf16);
   plan.weight_bytes += place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, DType::bf16);
 
   Arena arena = Arena::measuring(dry.device());
-  Run run({model, autoencoder, nullptr}, arena, settings, strategy, std::move(ids), placement.tiling);
+  std::unique_ptr<SoundDecoder> sound;
+  if (settings.sound_frames > 0) {
+    sound = std::make_unique<SoundDecoder>(
+        dry, *checkpoint.sound, Safetensors::open_folder(checkpoint.folder.sound_tokenizer->folder));
+  }
+  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids), placement.tiling);
   const auto stage = [&](const char* name, int64_t calls, const auto& body) {
     dry.reset_stats();
     body();
@@ -52,6 +68,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   stage("start", 1, [&] { run.start(nullptr, false, {}); });
   stage("denoise", settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
   stage("decode", 1, [&] { run.decode([](View) {}); });
+  if (sound) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
   plan.tokens = run.attention().sequence().size();

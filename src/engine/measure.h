@@ -21,6 +21,8 @@ struct Placement {
 std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
                                                const Settings& settings);
 
+VaeOptions vae_options(DeviceKind device, DType dtype);
+
 Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
              std::vector<std::vector<int64_t>> ids, const Placement& placement);
 

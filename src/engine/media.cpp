@@ -11,6 +11,7 @@
 #include "io/image.h"
 #include "io/safetensors.h"
 #include "io/video.h"
+#include "text/python_json.h"
 
 namespace orrery {
 
@@ -30,9 +31,9 @@ void load_prompt(const fs::path& file, Request& request) {
       return;
     }
     if (const Json* prompt = json.find("prompt")) {
-      request.prompt = prompt->is_string() ? prompt->as_string() : prompt->dump();
+      request.prompt = prompt->is_string() ? prompt->as_string() : python_json(*prompt);
       if (const Json* negative = json.find("negative_prompt")) {
-        request.negative_prompt = negative->is_string() ? negative->as_string() : negative->dump();
+        request.negative_prompt = negative->is_string() ? negative->as_string() : python_json(*negative);
       }
       return;
     }

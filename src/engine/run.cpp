@@ -226,10 +226,9 @@ std::vector<std::vector<float>> Run::decode_sound() {
   if (!sound_) return {};
   const SoundConfig& config = networks_.sound->config();
   const int64_t samples = config.hop_size * settings_.sound_frames;
-  Tensor wave = backend_.allocate_tensor({config.out_channels, samples}, DType::f32);
-  networks_.sound->decode(arena_, wave.view, sound_.sample.view);
-  if (backend_.is_dry()) return {};
-  const std::vector<float> host = download(wave.view);
+  std::vector<float> host(static_cast<size_t>(config.out_channels * samples));
+  networks_.sound->decode(arena_, make_mut_view(host.data(), {config.out_channels, samples}, DType::f32),
+                          sound_.sample.view);
   std::vector<std::vector<float>> channels;
   for (int64_t c = 0; c < config.out_channels; ++c) {
     channels.emplace_back(host.begin() + c * samples, host.begin() + (c + 1) * samples);

@@ -48,9 +48,9 @@ class Run {
   // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer when
   // a velocity is not finite.
   void step(int i, NormalGenerator* noise);
-  // Frames in order, f32 [n, H, W, 3] on the backend, valid during the call.
+  // Frames in order, f32 [n, H, W, 3] in host memory, valid during the call.
   void decode(const Vae::FrameSink& sink);
-  // [channels, samples], trimmed to the clip's length. Empty without sound.
+  // [channels, samples]: whole latent frames of sound. Empty without sound.
   std::vector<std::vector<float>> decode_sound();
 
   std::vector<float> latents() const;  // host copy, [C, T, h, w]

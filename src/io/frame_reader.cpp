@@ -56,6 +56,15 @@ void free_memory_io(AVIOContext** io) {
   avio_context_free(io);
 }
 
+// Files can put numbers into these fields that C++ does not allow an enumeration to hold.
+template <typename Enum>
+int number_of(const Enum& field) {
+  int number = 0;
+  static_assert(sizeof(field) == sizeof(number));
+  std::memcpy(&number, &field, sizeof(number));
+  return number;
+}
+
 bool is_full_range(const AVFrame& frame) {
   switch (frame.format) {
     case AV_PIX_FMT_YUVJ420P:
@@ -65,7 +74,7 @@ bool is_full_range(const AVFrame& frame) {
     case AV_PIX_FMT_YUVJ411P:
       return true;
     default:
-      return frame.color_range == AVCOL_RANGE_JPEG;
+      return number_of(frame.color_range) == AVCOL_RANGE_JPEG;
   }
 }
 
@@ -213,7 +222,7 @@ Image FrameReader::State::to_image() {
           av_get_pix_fmt_name(pixel_format) ? av_get_pix_fmt_name(pixel_format) : "unknown",
           " cannot be converted to RGB");
   // Untagged video is taken as BT.601, as FFmpeg's own tools do.
-  const int* matrix = sws_getCoefficients(from.colorspace);
+  const int* matrix = sws_getCoefficients(number_of(from.colorspace));
   sws_setColorspaceDetails(scaler.get(), matrix, is_full_range(from),
                            sws_getCoefficients(SWS_CS_DEFAULT), 1, 0, 1 << 16, 1 << 16);
   if (rgb->width != from.width || rgb->height != from.height) {

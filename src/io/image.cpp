@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cerrno>
 #include <fstream>
+#include <string_view>
 #include <system_error>
 
 #include "base/error.h"
@@ -46,6 +47,15 @@ std::vector<uint8_t> read_bytes(const std::filesystem::path& file) {
   return bytes;
 }
 
+// libav reads still WebP only, and would call an animation damaged.
+bool is_animated_webp(std::span<const uint8_t> bytes) {
+  constexpr size_t kFlags = 20;
+  const auto has = [&](size_t at, std::string_view tag) {
+    return std::equal(tag.begin(), tag.end(), bytes.begin() + std::ptrdiff_t(at));
+  };
+  return bytes.size() > kFlags && has(0, "RIFF") && has(8, "WEBPVP8X") && (bytes[kFlags] & 2) != 0;
+}
+
 void require_image_name(const std::filesystem::path& file) {
   require(is_image_extension(file), ErrorKind::unsupported, file.string(),
           ": pictures are written as .png, .jpg or .jpeg");
@@ -64,6 +74,8 @@ Image decode_image(std::span<const uint8_t> bytes, const std::string& name) {
   require(!bytes.empty(), ErrorKind::corrupt, name, ": the file is empty");
   if (is_png(bytes)) return decode_png(bytes, name);
   if (is_jpeg(bytes)) return decode_jpeg(bytes, name);
+  require(!is_animated_webp(bytes), ErrorKind::unsupported, name,
+          ": animated WebP cannot be read; save one of its frames as a picture");
   auto frame = FrameReader(bytes, name, FrameReader::Contents::still).next();
   require(frame.has_value(), ErrorKind::corrupt, name, ": the file holds no picture");
   return std::move(frame->image);

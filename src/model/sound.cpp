@@ -25,8 +25,8 @@ void read_size(const Json& config, const char* key, int64_t& field) {
   const Json* value = given(config, key);
   if (!value) return;
   field = value->as_int();
-  require(field > 0 && field <= kMaxSize, ErrorKind::corrupt, config.where(), ": ", key, " is ", field,
-          ", expected 1 to ", kMaxSize);
+  require(field > 0 && field <= kMaxSize, ErrorKind::corrupt, config.where(), ": ", key, " is ",
+          field, ", expected 1 to ", kMaxSize);
 }
 
 void read_sizes(const Json& config, const char* key, std::vector<int64_t>& field) {
@@ -35,21 +35,22 @@ void read_sizes(const Json& config, const char* key, std::vector<int64_t>& field
   field.clear();
   for (const Json& item : list->items()) {
     field.push_back(item.as_int());
-    require(field.back() > 0 && field.back() <= kMaxSize, ErrorKind::corrupt, config.where(), ": ", key, " holds ",
-            field.back(), ", expected 1 to ", kMaxSize);
+    require(field.back() > 0 && field.back() <= kMaxSize, ErrorKind::corrupt, config.where(), ": ",
+            key, " holds ", field.back(), ", expected 1 to ", kMaxSize);
   }
 }
 
 void require_value(const Json& config, const char* key, const Json& only) {
   const Json* value = given(config, key);
-  require(!value || value->dump() == only.dump(), ErrorKind::unsupported, config.where(), ": ", key, " is ",
-          value ? value->dump() : "", "; this engine knows only ", only.dump());
+  require(!value || value->dump() == only.dump(), ErrorKind::unsupported, config.where(), ": ", key,
+          " is ", value ? value->dump() : "", "; this engine knows only ", only.dump());
 }
 
 void require_known(const Json& config) {
   if (const Json* name = given(config, "_class_name")) {
-    require(name->as_string() == "Cosmos3AVAEAudioTokenizer", ErrorKind::unsupported, config.where(),
-            ": _class_name is \"", name->as_string(), "\"; this engine runs Cosmos3AVAEAudioTokenizer");
+    require(name->as_string() == "Cosmos3AVAEAudioTokenizer", ErrorKind::unsupported,
+            config.where(), ": _class_name is \"", name->as_string(),
+            "\"; this engine runs Cosmos3AVAEAudioTokenizer");
   }
   require_value(config, "model_type", "autoencoder_v2");
   require_value(config, "use_wav_as_input", true);
@@ -63,7 +64,8 @@ void require_known(const Json& config) {
   require_value(config, "snake_logscale", true);
   require_value(config, "padding_mode", "zeros");
   require_value(config, "bottleneck_type", "vae");
-  if (const Json* bottleneck = given(config, "bottleneck")) require_value(*bottleneck, "type", "vae");
+  if (const Json* bottleneck = given(config, "bottleneck"))
+    require_value(*bottleneck, "type", "vae");
   for (const char* key : {"latent_mean", "latent_std"}) {
     require(!given(config, key), ErrorKind::unsupported, config.where(), ": ", key,
             " is set; normalised sound latents are not supported");
@@ -81,14 +83,14 @@ SoundConfig SoundConfig::from_json(const Json& json) {
   read_sizes(json, "dec_c_mults", c.dec_c_mults);
   read_sizes(json, "dec_strides", c.dec_strides);
   read_size(json, "dec_out_channels", c.out_channels);
-  require(!c.dec_strides.empty() && c.dec_c_mults.size() == c.dec_strides.size(), ErrorKind::corrupt,
-          json.where(), ": dec_c_mults has ", c.dec_c_mults.size(), " entries and dec_strides ",
-          c.dec_strides.size(), ", expected equally many");
+  require(!c.dec_strides.empty() && c.dec_c_mults.size() == c.dec_strides.size(),
+          ErrorKind::corrupt, json.where(), ": dec_c_mults has ", c.dec_c_mults.size(),
+          " entries and dec_strides ", c.dec_strides.size(), ", expected equally many");
   c.hop_size = 1;
   for (int64_t stride : c.dec_strides) {
     c.hop_size *= stride;
-    require(c.hop_size <= kMaxSize, ErrorKind::corrupt, json.where(), ": dec_strides multiply to more than ",
-            kMaxSize);
+    require(c.hop_size <= kMaxSize, ErrorKind::corrupt, json.where(),
+            ": dec_strides multiply to more than ", kMaxSize);
   }
   int64_t stated = c.hop_size;
   read_size(json, "hop_size", stated);
@@ -121,8 +123,8 @@ void SoundDecoder::decode(Arena& arena, MutView wave, View latents) {
   const Shape expected{config_.out_channels, config_.hop_size * latents.dim(1)};
   require(wave.shape == expected && wave.dtype == DType::f32 && wave.contiguous() &&
               wave.device == DeviceKind::cpu,
-          kOp, ": wave is ", wave.shape, " ", name_of(wave.dtype), ", expected contiguous ", expected,
-          " f32 in host memory");
+          kOp, ": wave is ", wave.shape, " ", name_of(wave.dtype), ", expected contiguous ",
+          expected, " f32 in host memory");
 
   // The longest stage decides; every stage works in the same three buffers.
   int64_t length = latents.dim(1);
@@ -140,13 +142,15 @@ void SoundDecoder::decode(Arena& arena, MutView wave, View latents) {
   const auto snake = [&](MutView out, View x, const SnakeWeights& weights) {
     backend_.snake(out, x, weights.alpha, weights.beta);
   };
-  const auto convolve = [&](MutView out, View x, const SoundConvWeights& weights, int64_t dilation) {
+  const auto convolve = [&](MutView out, View x, const SoundConvWeights& weights,
+                            int64_t dilation) {
     const auto line = [](const View& v) { return v.reshape({1, 1, v.dim(0), v.dim(1)}); };
     const View& w = weights.weight;
     const int64_t side = dilation * (kKernel - 1) / 2;
-    backend_.conv3d(MutView::cast(line(out)), line(x), w.reshape({w.dim(0), w.dim(1), 1, 1, kKernel}),
-                    weights.bias,
-                    {.dilation = {1, 1, dilation}, .pad_before = {0, 0, side}, .pad_after = {0, 0, side}});
+    backend_.conv3d(
+        MutView::cast(line(out)), line(x), w.reshape({w.dim(0), w.dim(1), 1, 1, kKernel}),
+        weights.bias,
+        {.dilation = {1, 1, dilation}, .pad_before = {0, 0, side}, .pad_after = {0, 0, side}});
   };
 
   length = latents.dim(1);
@@ -181,8 +185,9 @@ void SoundDecoder::decode(Arena& arena, MutView wave, View latents) {
   backend_.download(wave, channels);
   float* values = wave.as<float>();
   for (int64_t i = 0; i < wave.numel(); ++i) {
-    require(std::isfinite(values[i]), ErrorKind::numeric, kOp, ": sample ", i % length, " of channel ",
-            i / length, " is ", values[i], "; the latents or the weights are not usable");
+    require(std::isfinite(values[i]), ErrorKind::numeric, kOp, ": sample ", i % length,
+            " of channel ", i / length, " is ", values[i],
+            "; the latents or the weights are not usable");
     values[i] = std::clamp(values[i], -1.0f, 1.0f);
   }
 }

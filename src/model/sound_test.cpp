@@ -18,9 +18,10 @@ using Values = std::vector<float>;
 
 Json released_json() {
   return Json::parse(R"({
-    "_class_name": "Cosmos3AVAEAudioTokenizer", "model_type": "autoencoder_v2", "sampling_rate": 48000,
-    "vocoder_input_dim": 64, "dec_dim": 320, "dec_c_mults": [1, 2, 4, 8, 16],
-    "dec_strides": [2, 4, 5, 6, 8], "dec_out_channels": 2, "hop_size": null, "dec_type": "oobleck",
+    "_class_name": "Cosmos3AVAEAudioTokenizer", "model_type": "autoencoder_v2",
+    "sampling_rate": 48000, "vocoder_input_dim": 64, "dec_dim": 320, "dec_c_mults": [1, 2, 4, 8, 16],
+    "dec_strides": [2, 4, 5, 6, 8], "dec_out_channels": 2, "hop_size": null,
+    "dec_type": "oobleck",
     "dec_use_snake": true, "dec_final_tanh": false, "activation": "snakebeta", "snake_logscale": true,
     "padding_mode": "zeros", "bottleneck": {"type": "vae"}, "latent_mean": null, "latent_std": null,
     "enc_dim": 192, "use_cuda_kernel": true})",
@@ -51,7 +52,8 @@ Tensors random_tensors(const SoundConfig& config) {
   const auto add = [&](const std::string& name, Shape shape, float mean, float deviation) {
     Stored& stored = tensors[name];
     stored.shape = shape;
-    for (int64_t i = 0; i < shape.numel(); ++i) stored.values.push_back(mean + deviation * normal(engine));
+    for (int64_t i = 0; i < shape.numel(); ++i)
+      stored.values.push_back(mean + deviation * normal(engine));
   };
   const auto snake = [&](const std::string& name, int64_t c) {
     add(name + ".alpha", {1, c, 1}, 0, 0.2f);
@@ -63,7 +65,9 @@ Tensors random_tensors(const SoundConfig& config) {
     if (biases > 0) add(name + ".bias", {biases}, 0, 0.1f);
   };
   const size_t levels = config.dec_strides.size();
-  const auto width = [&](size_t i) { return config.dec_dim * (i == 0 ? 1 : config.dec_c_mults[i - 1]); };
+  const auto width = [&](size_t i) {
+    return config.dec_dim * (i == 0 ? 1 : config.dec_c_mults[i - 1]);
+  };
   conv("decoder.conv1", {width(levels), config.latent_dim, 7}, width(levels));
   for (size_t j = 0; j < levels; ++j) {
     const std::string block = "decoder.block." + std::to_string(j);
@@ -99,7 +103,8 @@ Values decode(const SoundConfig& config, const Tensors& tensors, Values latents)
   const int64_t frames = static_cast<int64_t>(latents.size()) / config.latent_dim;
   const View z = make_view(latents.data(), {config.latent_dim, frames}, DType::f32);
   Values wave(static_cast<size_t>(config.out_channels * config.hop_size * frames), NAN);
-  const MutView out = make_mut_view(wave.data(), {config.out_channels, config.hop_size * frames}, DType::f32);
+  const MutView out =
+      make_mut_view(wave.data(), {config.out_channels, config.hop_size * frames}, DType::f32);
   const Safetensors files = file_of(scratch, tensors);
 
   DryRunBackend dry(DeviceKind::cpu);
@@ -120,7 +125,8 @@ Values noise(int64_t count, float scale) {
   return values;
 }
 
-// --- the decoder once more, in double precision and by definition ----------------------------------
+// --- the decoder once more, in double precision and by definition
+// ----------------------------------
 
 struct Signal {
   int64_t channels, length;
@@ -133,7 +139,8 @@ struct Signal {
 
 class Definition {
  public:
-  Definition(const SoundConfig& config, const Tensors& tensors) : config_(config), tensors_(tensors) {}
+  Definition(const SoundConfig& config, const Tensors& tensors)
+      : config_(config), tensors_(tensors) {}
 
   Signal decode(const Values& latents) const {
     const int64_t frames = static_cast<int64_t>(latents.size()) / config_.latent_dim;
@@ -142,12 +149,14 @@ class Definition {
     const size_t levels = config_.dec_strides.size();
     for (size_t j = 0; j < levels; ++j) {
       const std::string block = "decoder.block." + std::to_string(j);
-      x = transposed(snake(x, block + ".snake1"), block + ".conv_t1", config_.dec_strides[levels - 1 - j]);
+      x = transposed(snake(x, block + ".snake1"), block + ".conv_t1",
+                     config_.dec_strides[levels - 1 - j]);
       const int64_t dilations[] = {1, 3, 9};
       for (int u = 0; u < 3; ++u) {
         const std::string unit = block + ".res_unit" + std::to_string(u + 1);
         const Signal h = conv(snake(conv(snake(x, unit + ".snake1"), unit + ".conv1", dilations[u]),
-                                    unit + ".snake2"), unit + ".conv2", 1);
+                                    unit + ".snake2"),
+                              unit + ".conv2", 1);
         for (size_t i = 0; i < x.values.size(); ++i) x.values[i] += h.values[i];
       }
     }
@@ -163,7 +172,8 @@ class Definition {
     const Stored& v = stored(name + ".weight_v");
     const int64_t size = v.shape[1] * v.shape[2];
     double squares = 0;
-    for (int64_t k = 0; k < size; ++k) squares += std::pow(v.values[static_cast<size_t>(row * size + k)], 2);
+    for (int64_t k = 0; k < size; ++k)
+      squares += std::pow(v.values[static_cast<size_t>(row * size + k)], 2);
     const double g = stored(name + ".weight_g").values[static_cast<size_t>(row)];
     return g * v.values[static_cast<size_t>(row * size + i)] / std::sqrt(squares);
   }
@@ -176,7 +186,8 @@ class Definition {
     for (int64_t c = 0; c < x.channels; ++c) {
       const double a = std::exp(double(stored(name + ".alpha").values[static_cast<size_t>(c)]));
       const double b = std::exp(double(stored(name + ".beta").values[static_cast<size_t>(c)]));
-      for (int64_t t = 0; t < x.length; ++t) x.at(c, t) += std::pow(std::sin(a * x.at(c, t)), 2) / (b + 1e-9);
+      for (int64_t t = 0; t < x.length; ++t)
+        x.at(c, t) += std::pow(std::sin(a * x.at(c, t)), 2) / (b + 1e-9);
     }
     return x;
   }
@@ -249,7 +260,8 @@ TEST(SoundConfig, RefusesByName) {
     Json json = released_json();
     json.set(key, value);
     const Json parsed = Json::parse(json.dump(), "sound_tokenizer/config.json");
-    expect_error(kind, {"sound_tokenizer/config.json", key}, [&] { SoundConfig::from_json(parsed); });
+    expect_error(kind, {"sound_tokenizer/config.json", key},
+                 [&] { SoundConfig::from_json(parsed); });
   }
 }
 
@@ -287,7 +299,8 @@ TEST(SoundDecoder, AgreesWithTheDefinition) {
 TEST(SoundDecoder, SilenceAndFullScale) {
   const SoundConfig config = tiny_config();
   const Tensors tensors = random_tensors(config);
-  for (const float sample : decode(config, tensors, Values(static_cast<size_t>(config.latent_dim * 2)))) {
+  for (const float sample :
+       decode(config, tensors, Values(static_cast<size_t>(config.latent_dim * 2)))) {
     EXPECT_TRUE(std::isfinite(sample));
   }
   float largest = 0;
@@ -315,7 +328,8 @@ TEST(SoundDecoder, AcceptsEveryLayout) {
   for (const auto& [name, stored] : tensors) {
     std::string renamed = name;
     const auto replace = [&](const std::string& from, const std::string& to) {
-      if (const size_t at = renamed.find(from); at != std::string::npos) renamed.replace(at, from.size(), to);
+      if (const size_t at = renamed.find(from); at != std::string::npos)
+        renamed.replace(at, from.size(), to);
     };
     for (size_t u = 0; u < 3; ++u) {
       for (size_t p = 0; p < 4; ++p) {
@@ -351,9 +365,11 @@ TEST(SoundDecoder, AcceptsEveryLayout) {
       const size_t size = stored.values.size() / g.size();
       for (size_t k = 0; k < g.size(); ++k) {
         double squares = 0;
-        for (size_t i = 0; i < size; ++i) squares += std::pow(double(stored.values[k * size + i]), 2);
+        for (size_t i = 0; i < size; ++i)
+          squares += std::pow(double(stored.values[k * size + i]), 2);
         for (size_t i = 0; i < size; ++i) {
-          copy.values[k * size + i] = float(g[k] / std::sqrt(squares) * stored.values[k * size + i]);
+          copy.values[k * size + i] =
+              float(g[k] / std::sqrt(squares) * stored.values[k * size + i]);
         }
       }
     }
@@ -376,9 +392,10 @@ TEST(SoundDecoder, NamesWhatIsWrong) {
   tensors.erase("decoder.snake1.beta");
   tensors["decoder.block.1.conv_t1.bias"] = {{3}, {1, 1, 1}};
   tensors["decoder.block.7.conv_t1.bias"] = {{1}, {1}};
-  expect_error(ErrorKind::corrupt,
-               {"decoder.snake1.beta", "decoder.block.1.conv_t1.bias", "decoder.block.7.conv_t1.bias"},
-               load(tensors));
+  expect_error(
+      ErrorKind::corrupt,
+      {"decoder.snake1.beta", "decoder.block.1.conv_t1.bias", "decoder.block.7.conv_t1.bias"},
+      load(tensors));
 
   tensors = random_tensors(config);
   tensors["decoder.block.2.conv_t1.weight_v"].values[5] = NAN;
@@ -389,7 +406,8 @@ TEST(SoundDecoder, NamesWhatIsWrong) {
   std::fill_n(v.values.begin() + 2 * 6 * 7, 6 * 7, 0.0f);
   expect_error(ErrorKind::corrupt, {"decoder.conv1.weight_v[2]", "all zeros"}, load(tensors));
 
-  expect_error(ErrorKind::corrupt, {"no sound decoder"}, load({{"encoder.layers.0.weight_g", {{1}, {1}}}}));
+  expect_error(ErrorKind::corrupt, {"no sound decoder"},
+               load({{"encoder.layers.0.weight_g", {{1}, {1}}}}));
 
   Values latents = noise(config.latent_dim * 2, 1);
   latents[3] = NAN;
@@ -403,11 +421,13 @@ TEST(SoundDecoder, RefusesWrongShapes) {
   const auto backend = cpu::make_cpu_backend();
   SoundDecoder decoder(*backend, config, file_of(scratch, random_tensors(config)));
   Arena arena(backend->allocate(1 << 20));
-  Tensor latents = allocate_host_tensor({6, 2}, DType::f32), wave = allocate_host_tensor({2, 61}, DType::f32);
+  Tensor latents = allocate_host_tensor({6, 2}, DType::f32),
+         wave = allocate_host_tensor({2, 61}, DType::f32);
   expect_error(ErrorKind::invalid_argument, {"[2, 61]", "[2, 60]"},
                [&] { decoder.decode(arena, wave.view, latents.view); });
-  expect_error(ErrorKind::invalid_argument, {"[3, 4]", "[6, frames]"},
-               [&] { decoder.decode(arena, wave.view, latents.view.reshape({3, 4})); });
+  expect_error(ErrorKind::invalid_argument, {"[3, 4]", "[6, frames]"}, [&] {
+    decoder.decode(arena, wave.view, latents.view.reshape({3, 4}));
+  });
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kKernel = 7;
 
-// Names of parts in the two layouts: decoder.block.0.res_unit1.conv1, or by position in nested lists of
-// layers.
+// Names of parts in the two layouts: decoder.block.0.res_unit1.conv1, or by position in nested
+// lists of layers.
 struct Layout {
   std::string prefix;  // before "decoder."
   bool flat = false;
@@ -25,12 +25,14 @@ struct Layout {
     return flat ? parent + ".layers." + std::to_string(place) : parent + "." + name;
   }
   std::string block(const std::string& parent, size_t j) const {
-    return flat ? parent + ".layers." + std::to_string(j + 1) : parent + ".block." + std::to_string(j);
+    return flat ? parent + ".layers." + std::to_string(j + 1)
+                : parent + ".block." + std::to_string(j);
   }
 };
 
 Layout find_layout(const Safetensors& files) {
-  for (const auto& [first, flat] : {std::pair{"decoder.conv1.", false}, {"decoder.layers.0.", true}}) {
+  for (const auto& [first, flat] :
+       {std::pair{"decoder.conv1.", false}, {"decoder.layers.0.", true}}) {
     for (const StoredTensor& tensor : files.tensors()) {
       for (const char* kind : {"weight", "weight_v"}) {
         const std::string wanted = std::string(first) + kind;
@@ -49,18 +51,20 @@ class Visitor {
   virtual ~Visitor() = default;
   virtual void snake(SnakeWeights& slot, const std::string& name, int64_t channels) = 0;
   // `biases`: length of the bias, 0 for none.
-  virtual void conv(SoundConvWeights& slot, const std::string& name, Shape shape, int64_t biases) = 0;
+  virtual void conv(SoundConvWeights& slot, const std::string& name, Shape shape,
+                    int64_t biases) = 0;
 };
 
-void visit(SoundWeights& weights, const SoundConfig& config, const Layout& layout, Visitor& visitor) {
+void visit(SoundWeights& weights, const SoundConfig& config, const Layout& layout,
+           Visitor& visitor) {
   const std::string decoder = layout.prefix + "decoder";
   const size_t levels = config.dec_strides.size();
   const auto width = [&](size_t i) {
     return config.dec_dim * (i == 0 ? 1 : config.dec_c_mults[i - 1]);
   };
   weights.blocks.resize(levels);
-  visitor.conv(weights.conv1, layout.part(decoder, "conv1", 0), {width(levels), config.latent_dim, kKernel},
-               width(levels));
+  visitor.conv(weights.conv1, layout.part(decoder, "conv1", 0),
+               {width(levels), config.latent_dim, kKernel}, width(levels));
   for (size_t j = 0; j < levels; ++j) {
     SoundBlockWeights& block = weights.blocks[j];
     block.in = width(levels - j);
@@ -68,8 +72,8 @@ void visit(SoundWeights& weights, const SoundConfig& config, const Layout& layou
     block.stride = config.dec_strides[levels - 1 - j];
     const std::string name = layout.block(decoder, j);
     visitor.snake(block.snake1, layout.part(name, "snake1", 0), block.in);
-    visitor.conv(block.conv_t1, layout.part(name, "conv_t1", 1), {block.in, block.out, 2 * block.stride},
-                 block.out);
+    visitor.conv(block.conv_t1, layout.part(name, "conv_t1", 1),
+                 {block.in, block.out, 2 * block.stride}, block.out);
     for (size_t u = 0; u < block.units.size(); ++u) {
       SoundUnitWeights& unit = block.units[u];
       const std::string unit_name =
@@ -78,7 +82,8 @@ void visit(SoundWeights& weights, const SoundConfig& config, const Layout& layou
       visitor.conv(unit.conv1, layout.part(unit_name, "conv1", 1), {block.out, block.out, kKernel},
                    block.out);
       visitor.snake(unit.snake2, layout.part(unit_name, "snake2", 2), block.out);
-      visitor.conv(unit.conv2, layout.part(unit_name, "conv2", 3), {block.out, block.out, 1}, block.out);
+      visitor.conv(unit.conv2, layout.part(unit_name, "conv2", 3), {block.out, block.out, 1},
+                   block.out);
     }
   }
   visitor.snake(weights.snake1, layout.part(decoder, "snake1", levels + 1), width(0));
@@ -124,8 +129,9 @@ class Loader final : public Visitor {
   }
 
   void conv(SoundConvWeights& slot, const std::string& name, Shape, int64_t biases) override {
-    slot.weight = place(files_.find(name + ".weight") ? files_.read(name + ".weight", DType::f32).view
-                                                      : folded(name).view);
+    slot.weight =
+        place(files_.find(name + ".weight") ? files_.read(name + ".weight", DType::f32).view
+                                            : folded(name).view);
     if (biases > 0) slot.bias = place(files_.read(name + ".bias", DType::f32).view);
   }
 
@@ -139,8 +145,8 @@ class Loader final : public Visitor {
       float* row = v.view.as<float>() + k * size;
       double squares = 0;
       for (int64_t i = 0; i < size; ++i) squares += double(row[i]) * double(row[i]);
-      require(squares > 0, ErrorKind::corrupt, files_.origin().string(), ": ", name, ".weight_v[", k,
-              "] is all zeros, so weight norm has no direction");
+      require(squares > 0, ErrorKind::corrupt, files_.origin().string(), ": ", name, ".weight_v[",
+              k, "] is all zeros, so weight norm has no direction");
       const auto norm = static_cast<float>(std::sqrt(squares));
       const float scale = g.view.as<float>()[k] / norm;
       for (int64_t i = 0; i < size; ++i) row[i] *= scale;
@@ -162,13 +168,15 @@ class Loader final : public Visitor {
 
 }  // namespace
 
-SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config, const Safetensors& files) {
+SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config,
+                                const Safetensors& files) {
   const Layout layout = find_layout(files);
   const std::string own = layout.prefix + "decoder.";
   SoundWeights weights;
   Expectations expected(files);
   visit(weights, config, layout, expected);
-  check_tensors(files, expected.list, [&](std::string_view name) { return !name.starts_with(own); });
+  check_tensors(files, expected.list,
+                [&](std::string_view name) { return !name.starts_with(own); });
   check_finite(files, expected.list);
   Loader loader(backend, files, weights.buffers);
   visit(weights, config, layout, loader);

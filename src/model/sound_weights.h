@@ -37,6 +37,7 @@ struct SoundWeights {
   std::vector<Buffer> buffers;
 };
 
-SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config, const Safetensors& files);
+SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config,
+                                const Safetensors& files);
 
 }  // namespace orrery

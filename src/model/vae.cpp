@@ -15,8 +15,8 @@ namespace orrery {
 
 namespace {
 
-// Size of a chunk's widest activation beyond which more frames at a time gain nothing: on the CPU they
-// leave its caches, on an accelerator all of it is busy.
+// Size of a chunk's widest activation beyond which more frames at a time gain nothing: on the CPU
+// they leave its caches, on an accelerator all of it is busy.
 constexpr int64_t chunk_bytes(DeviceKind device) {
   return device == DeviceKind::cpu ? int64_t{8} << 20 : int64_t{256} << 20;
 }
@@ -29,15 +29,16 @@ int64_t chunk_size(int64_t asked, int64_t bytes, int64_t total, DeviceKind devic
 
 void check_size(const char* op, const char* name, int64_t value, int64_t factor) {
   const int64_t down = value / factor * factor;
-  require(value > 0 && value % factor == 0, op, ": ", name, " ", value, " is not a multiple of ", factor,
-          "; use ", down > 0 ? concat(down, " or ") : std::string(), down + factor);
+  require(value > 0 && value % factor == 0, op, ": ", name, " ", value, " is not a multiple of ",
+          factor, "; use ", down > 0 ? concat(down, " or ") : std::string(), down + factor);
 }
 
 void check_tiling(const VaeTiling& tiling, int64_t factor) {
   require(tiling.tile > 0 && tiling.stride > 0 && tiling.stride <= tiling.tile &&
               tiling.tile % factor == 0 && tiling.stride % factor == 0,
           "vae: tiles of ", tiling.tile, " with stride ", tiling.stride,
-          ": both must be positive multiples of ", factor, " and the stride no larger than the tile");
+          ": both must be positive multiples of ", factor,
+          " and the stride no larger than the tile");
 }
 
 // Clamps to [-1, 1]. False when a value is NaN or infinite.
@@ -84,7 +85,10 @@ void Vae::visit(WeightVisitor& visitor) { orrery::visit(*weights_, config_, visi
 
 // latents[c] = (mean[c] - M[c]) * (1 / S[c]), the reciprocal rounded as in the reference.
 void Vae::normalise(MutView latents, View mean) {
-  const View one = one_.view.reshape({1, 1, 1}).expand(0, mean.dim(0)).expand(1, mean.dim(1)).expand(2, mean.dim(2));
+  const View one = one_.view.reshape({1, 1, 1})
+                       .expand(0, mean.dim(0))
+                       .expand(1, mean.dim(1))
+                       .expand(2, mean.dim(2));
   for (int64_t c = 0; c < config_.z_dim; ++c) {
     const auto i = static_cast<size_t>(c);
     const float inverse = 1.0f / config_.latents_std[i];
@@ -95,7 +99,8 @@ void Vae::normalise(MutView latents, View mean) {
 
 // z[c] = latents[c] / (1 / S[c]) + M[c]
 void Vae::denormalise(MutView z, View latents) {
-  const View one = one_.view.reshape({1, 1, 1}).expand(0, z.dim(0)).expand(1, z.dim(1)).expand(2, z.dim(2));
+  const View one =
+      one_.view.reshape({1, 1, 1}).expand(0, z.dim(0)).expand(1, z.dim(1)).expand(2, z.dim(2));
   for (int64_t c = 0; c < config_.z_dim; ++c) {
     const auto i = static_cast<size_t>(c);
     const float inverse = 1.0f / config_.latents_std[i];
@@ -112,8 +117,8 @@ void Vae::check_finite(View latents, const char* what) {
   const int64_t area = latents.dim(2) * latents.dim(3);
   for (int64_t i = 0; i < latents.numel(); ++i) {
     require(std::isfinite(values[i]), ErrorKind::numeric, what, ": latent channel ",
-            i / (area * latents.dim(1)), ", frame ", i / area % latents.dim(1), " holds ", values[i],
-            " at row ", i % area / latents.dim(3), ", column ", i % latents.dim(3),
+            i / (area * latents.dim(1)), ", frame ", i / area % latents.dim(1), " holds ",
+            values[i], " at row ", i % area / latents.dim(3), ", column ", i % latents.dim(3),
             "; the picture would be black");
   }
 }
@@ -128,8 +133,8 @@ void Vae::encode_frames(Arena& arena, View pixels, const ChunkSink& done) {
   const int64_t bytes = step * height * width * config_.base_dim * size_of(options_.dtype);
   const int64_t chunk = chunk_size(options_.encode_chunk, bytes, total, backend_.device());
   Arena::Scope scope(arena);
-  VaePass pass(backend_, arena, options_.dtype, weights_->encoder, VaePass::Half::encoder, height, width,
-               count_chunks(total, chunk));
+  VaePass pass(backend_, arena, options_.dtype, weights_->encoder, VaePass::Half::encoder, height,
+               width, count_chunks(total, chunk));
   for_each_chunk(total, chunk, [&](int64_t begin, int64_t latents) {
     Arena::Scope chunk_scope(arena);
     const int64_t first = begin == 0 ? 0 : 1 + (begin - 1) * step;
@@ -138,8 +143,9 @@ void Vae::encode_frames(Arena& arena, View pixels, const ChunkSink& done) {
     pass.run(moments, frames, [&](MutView input) {
       // Channels: colour slowest, then the column of the patch, then its row.
       const View part = pixels.slice(1, first, frames);
-      backend_.copy(input.reshape({frames, height, width, 3, patch, patch}),
-                    part.reshape({3, frames, height, patch, width, patch}).permute({1, 2, 4, 0, 5, 3}));
+      backend_.copy(
+          input.reshape({frames, height, width, 3, patch, patch}),
+          part.reshape({3, frames, height, patch, width, patch}).permute({1, 2, 4, 0, 5, 3}));
     });
     // The other half of the rows makes the logarithm of the variance, which nothing uses.
     const int64_t z = config_.z_dim;
@@ -164,7 +170,8 @@ void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
     Arena::Scope chunk_scope(arena);
     MutView frames = arena.make(pass.output_shape(latents), options_.dtype);
     pass.run(frames, latents, [&](MutView input) {
-      backend_.linear(input.reshape({-1, channels}), z.slice(0, begin, latents).reshape({-1, channels}),
+      backend_.linear(input.reshape({-1, channels}),
+                      z.slice(0, begin, latents).reshape({-1, channels}),
                       weights_->post_quant.weight.reshape({channels, channels}),
                       {.bias = weights_->post_quant.bias});
     });
@@ -172,7 +179,8 @@ void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
   });
 }
 
-// --- tiles ----------------------------------------------------------------------------------------
+// --- tiles
+// ----------------------------------------------------------------------------------------
 
 void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done) {
   const int64_t patch = config_.patch_size, factor = config_.scale_factor_spatial;
@@ -181,14 +189,16 @@ void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const
   const auto columns = tile_spans(pixels.dim(3) / patch, tiling.tile, tiling.stride);
   const int64_t total = config_.latent_frames(pixels.dim(1));
   Arena::Scope scope(arena);
-  Mosaic mosaic(backend_, arena, {total, pixels.dim(2) / factor, pixels.dim(3) / factor, config_.z_dim},
+  Mosaic mosaic(backend_, arena,
+                {total, pixels.dim(2) / factor, pixels.dim(3) / factor, config_.z_dim},
                 options_.dtype, tiling.tile / to_latent, tiling.stride / to_latent,
                 static_cast<int64_t>(columns.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
     for (size_t j = 0; j < columns.size(); ++j) {
       Arena::Scope tile_scope(arena);
-      MutView tile = arena.make({total, rows[i].size / to_latent, columns[j].size / to_latent, config_.z_dim},
-                                options_.dtype);
+      MutView tile =
+          arena.make({total, rows[i].size / to_latent, columns[j].size / to_latent, config_.z_dim},
+                     options_.dtype);
       int64_t at = 0;
       const View part = pixels.slice(2, rows[i].begin * patch, rows[i].size * patch)
                             .slice(3, columns[j].begin * patch, columns[j].size * patch);
@@ -210,15 +220,19 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
   Arena::Scope scope(arena);
   Mosaic mosaic(backend_, arena,
                 {total, z.dim(1) * from_latent, z.dim(2) * from_latent, config_.out_channels},
-                options_.dtype, tiling.tile / config_.patch_size, tiling.stride / config_.patch_size,
-                static_cast<int64_t>(columns.size()));
+                options_.dtype, tiling.tile / config_.patch_size,
+                tiling.stride / config_.patch_size, static_cast<int64_t>(columns.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
     for (size_t j = 0; j < columns.size(); ++j) {
       Arena::Scope tile_scope(arena);
-      MutView part = arena.make({z.dim(0), rows[i].size, columns[j].size, z.dim(3)}, options_.dtype);
-      backend_.copy(part, z.slice(1, rows[i].begin, rows[i].size).slice(2, columns[j].begin, columns[j].size));
-      MutView tile = arena.make({total, rows[i].size * from_latent, columns[j].size * from_latent,
-                                 config_.out_channels}, options_.dtype);
+      MutView part =
+          arena.make({z.dim(0), rows[i].size, columns[j].size, z.dim(3)}, options_.dtype);
+      backend_.copy(
+          part,
+          z.slice(1, rows[i].begin, rows[i].size).slice(2, columns[j].begin, columns[j].size));
+      MutView tile = arena.make(
+          {total, rows[i].size * from_latent, columns[j].size * from_latent, config_.out_channels},
+          options_.dtype);
       int64_t at = 0;
       decode_frames(arena, part, [&](MutView chunk) {
         backend_.copy(tile.slice(0, at, chunk.dim(0)), chunk);
@@ -230,24 +244,26 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
   done(mosaic.picture());
 }
 
-// --- whole calls ------------------------------------------------------------------------------------
+// --- whole calls
+// ------------------------------------------------------------------------------------
 
 void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling, bool raw) {
   constexpr const char* kOp = "vae encode";
-  require(pixels.rank() == 4 && pixels.dim(0) == 3 && pixels.dtype == DType::f32, kOp, ": pixels are ",
-          pixels.shape, " ", name_of(pixels.dtype), ", expected [3, frames, height, width] f32");
+  require(pixels.rank() == 4 && pixels.dim(0) == 3 && pixels.dtype == DType::f32, kOp,
+          ": pixels are ", pixels.shape, " ", name_of(pixels.dtype),
+          ", expected [3, frames, height, width] f32");
   const int64_t step = config_.scale_factor_temporal, factor = config_.scale_factor_spatial;
   const int64_t total = pixels.dim(1);
-  require(total > 0 && (total - 1) % step == 0, kOp, ": ", total, " frames, expected ", step, "n + 1: use ",
-          total > 1 ? concat((total - 1) / step * step + 1, " or ") : std::string(),
-          std::max<int64_t>(0, (total - 1) / step + 1) * step + 1);
+  const int64_t below = std::max<int64_t>(0, total - 1) / step * step + 1;
+  require(total > 0 && (total - 1) % step == 0, kOp, ": ", total, " frames, expected ", step,
+          "n + 1: use ", below, total > 0 ? concat(" or ", below + step) : std::string());
   check_size(kOp, "height", pixels.dim(2), factor);
   check_size(kOp, "width", pixels.dim(3), factor);
   const Shape expected{config_.z_dim, config_.latent_frames(total), pixels.dim(2) / factor,
                        pixels.dim(3) / factor};
   require(latents.shape == expected && latents.dtype == DType::f32 && latents.contiguous(), kOp,
-          ": latents are ", latents.shape, " ", name_of(latents.dtype), ", expected contiguous ", expected,
-          " f32");
+          ": latents are ", latents.shape, " ", name_of(latents.dtype), ", expected contiguous ",
+          expected, " f32");
   if (tiling.enabled) check_tiling(tiling, factor);
   const bool tiled = tiling.enabled && (pixels.dim(2) > tiling.tile || pixels.dim(3) > tiling.tile);
   int64_t at = 0;
@@ -272,8 +288,8 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   constexpr const char* kOp = "vae decode";
   require(latents.rank() == 4 && latents.dim(0) == config_.z_dim && latents.numel() > 0 &&
               latents.dtype == DType::f32 && latents.contiguous(),
-          kOp, ": latents are ", latents.shape, " ", name_of(latents.dtype), ", expected contiguous [",
-          config_.z_dim, ", frames, height, width] f32");
+          kOp, ": latents are ", latents.shape, " ", name_of(latents.dtype),
+          ", expected contiguous [", config_.z_dim, ", frames, height, width] f32");
   const int64_t factor = config_.scale_factor_spatial, patch = config_.patch_size;
   if (tiling.enabled) check_tiling(tiling, factor);
   const int64_t limit = tiling.tile / factor;
@@ -281,7 +297,8 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   check_finite(latents, kOp);
 
   Arena::Scope scope(arena);
-  MutView z = arena.make({latents.dim(1), latents.dim(2), latents.dim(3), config_.z_dim}, options_.dtype);
+  MutView z =
+      arena.make({latents.dim(1), latents.dim(2), latents.dim(3), config_.z_dim}, options_.dtype);
   denormalise(z, latents);
   Tensor host;
   int64_t at = 0;
@@ -289,19 +306,22 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
     Arena::Scope chunk_scope(arena);
     const int64_t frames = chunk.dim(0), height = chunk.dim(1), width = chunk.dim(2);
     MutView pixels = arena.make({frames, height * patch, width * patch, 3}, DType::f32);
-    backend_.copy(pixels.reshape({frames, height, patch, width, patch, 3}),
-                  chunk.reshape({frames, height, width, 3, patch, patch}).permute({0, 1, 5, 2, 4, 3}));
+    backend_.copy(
+        pixels.reshape({frames, height, patch, width, patch, 3}),
+        chunk.reshape({frames, height, width, 3, patch, patch}).permute({0, 1, 5, 2, 4, 3}));
     if (backend_.is_dry()) return;
     if (pixels.device != DeviceKind::cpu) {
-      if (!host || host.view.shape != pixels.shape) host = allocate_host_tensor(pixels.shape, DType::f32);
+      if (!host || host.view.shape != pixels.shape)
+        host = allocate_host_tensor(pixels.shape, DType::f32);
       backend_.download(host.view, pixels);
       pixels = host.view;
     }
     const int64_t values = pixels.numel() / frames;
     for (int64_t t = 0; t < frames; ++t) {
-      require(clamp({pixels.as<float>() + t * values, static_cast<size_t>(values)}), ErrorKind::numeric, kOp,
-              ": frame ", at + t, " is not finite although its latents are; ",
-              options_.dtype == DType::bf16 ? "decode in f32" : "the weights do not fit these latents");
+      require(
+          clamp({pixels.as<float>() + t * values, static_cast<size_t>(values)}), ErrorKind::numeric,
+          kOp, ": frame ", at + t, " is not finite although its latents are; ",
+          options_.dtype == DType::bf16 ? "decode in f32" : "the weights do not fit these latents");
     }
     at += frames;
     sink(pixels);
@@ -309,9 +329,9 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   if (tiled) {
     // All frames of the picture at once are too many for one conversion buffer.
     decode_tiles(arena, z, tiling, [&](MutView picture) {
-      for_each_chunk(picture.dim(0), config_.scale_factor_temporal, [&](int64_t begin, int64_t frames) {
-        deliver(picture.slice(0, begin, frames));
-      });
+      for_each_chunk(
+          picture.dim(0), config_.scale_factor_temporal,
+          [&](int64_t begin, int64_t frames) { deliver(picture.slice(0, begin, frames)); });
     });
   } else {
     decode_frames(arena, z, deliver);

@@ -1,5 +1,6 @@
-// The Wan 2.2 type video autoencoder: encode to normalised latents, decode to pixels, in causal chunks
-// with temporal caches, whole or in spatial tiles. docs/vae.md explains the network and its memory.
+// The Wan 2.2 type video autoencoder: encode to normalised latents, decode to pixels, in causal
+// chunks with temporal caches, whole or in spatial tiles. docs/vae.md explains the network and its
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -45,16 +46,17 @@ struct VaeTiling {
 
 struct VaeOptions {
   DType dtype = DType::f32;  // of activations and caches: f32 or bf16
-  // Latent frames worked on at a time after the first, which always goes alone. 0: as many as keep a
-  // chunk's activations small. Changes the result by no more than the order of summation does.
+  // Latent frames worked on at a time after the first, which always goes alone. 0: as many as keep
+  // a chunk's activations small. Changes the result by no more than the order of summation does.
   int64_t decode_chunk = 0;
   int64_t encode_chunk = 0;
 };
 
 struct VaeWeights;
 
-// Immutable after construction and loading; one per backend. Calls take an arena for activations and
-// caches; the control flow of a call depends on shapes only, so a dry run sizes the arena exactly.
+// Immutable after construction and loading; one per backend. Calls take an arena for activations
+// and caches; the control flow of a call depends on shapes only, so a dry run sizes the arena
+// exactly.
 class Vae {
  public:
   Vae(Backend& backend, VaeConfig config, const VaeOptions& options = {});
@@ -68,10 +70,11 @@ class Vae {
   void encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling,
               bool raw = false);
 
-  // latents [z, T, h, w] f32 normalised, contiguous, on the backend. Each finished group of frames is
-  // handed to `sink` in order as f32 [frames, H, W, 3] in host memory, clamped to [-1, 1]; the view is
-  // valid during the call only. A tiled decode hands over nothing before the last tile is done. A dry
-  // run does not call `sink`. Throws Error{numeric} naming the latent or the frame that is not finite.
+  // latents [z, T, h, w] f32 normalised, contiguous, on the backend. Each finished group of frames
+  // is handed to `sink` in order as f32 [frames, H, W, 3] in host memory, clamped to [-1, 1]; the
+  // view is valid during the call only. A tiled decode hands over nothing before the last tile is
+  // done. A dry run does not call `sink`. Throws Error{numeric} naming the latent or the frame that
+  // is not finite.
   using FrameSink = std::function<void(View frames)>;
   void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink);
 

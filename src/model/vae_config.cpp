@@ -46,12 +46,12 @@ void require_known(const Json& config) {
 
 // The parameter-free shortcuts average or repeat channels in groups; a group is whole cells (the
 // positions that one position becomes) or a whole part of one cell.
-void require_groups(const Json& config, const char* side, size_t level, int64_t values, int64_t groups,
-                    int64_t cell) {
+void require_groups(const Json& config, const char* side, size_t level, int64_t values,
+                    int64_t groups, int64_t cell) {
   const int64_t size = values % groups == 0 ? values / groups : 0;
-  require(size > 0 && (size % cell == 0 || cell % size == 0), ErrorKind::unsupported, config.where(),
-          ": dim_mult: the shortcut of ", side, " block ", level, " cannot share ", values,
-          " values out to ", groups, " channels");
+  require(size > 0 && (size % cell == 0 || cell % size == 0), ErrorKind::unsupported,
+          config.where(), ": dim_mult: the shortcut of ", side, " block ", level, " cannot share ",
+          values, " values out to ", groups, " channels");
 }
 
 void check(const Json& config, const VaeConfig& c) {
@@ -66,13 +66,15 @@ void check(const Json& config, const VaeConfig& c) {
   require(c.in_channels == channels && c.out_channels == channels, ErrorKind::unsupported, where,
           ": in_channels ", c.in_channels, " and out_channels ", c.out_channels,
           " do not fit patch_size ", c.patch_size, ", expected ", channels);
-  const auto halvings = std::count(c.temporal_downsample.begin(), c.temporal_downsample.end(), true);
+  const auto halvings =
+      std::count(c.temporal_downsample.begin(), c.temporal_downsample.end(), true);
   require(c.scale_factor_temporal == int64_t{1} << halvings, ErrorKind::corrupt, where,
-          ": scale_factor_temporal is ", c.scale_factor_temporal, ", but temperal_downsample makes ",
-          int64_t{1} << halvings);
+          ": scale_factor_temporal is ", c.scale_factor_temporal,
+          ", but temperal_downsample makes ", int64_t{1} << halvings);
   const int64_t spatial = c.patch_size << (levels - 1);
-  require(c.scale_factor_spatial == spatial, ErrorKind::corrupt, where, ": scale_factor_spatial is ",
-          c.scale_factor_spatial, ", but patch_size and dim_mult make ", spatial);
+  require(c.scale_factor_spatial == spatial, ErrorKind::corrupt, where,
+          ": scale_factor_spatial is ", c.scale_factor_spatial,
+          ", but patch_size and dim_mult make ", spatial);
   for (const auto& [name, values] :
        {std::pair{"latents_mean", &c.latents_mean}, {"latents_std", &c.latents_std}}) {
     require(static_cast<int64_t>(values->size()) == c.z_dim, ErrorKind::corrupt, where, ": ", name,

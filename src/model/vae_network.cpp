@@ -14,7 +14,9 @@ constexpr int64_t kKeptByDownsampler = 1;
 
 View rows_of(View x) { return x.reshape({-1, x.dim(-1)}); }
 MutView rows_of(MutView x) { return x.reshape({-1, x.dim(-1)}); }
-View matrix_of(View conv_weight) { return conv_weight.reshape({conv_weight.dim(0), conv_weight.dim(1)}); }
+View matrix_of(View conv_weight) {
+  return conv_weight.reshape({conv_weight.dim(0), conv_weight.dim(1)});
+}
 View vector_of(View gamma) { return gamma.reshape({-1}); }
 
 // [C, C, 3, 3] as a convolution over one frame.
@@ -29,7 +31,9 @@ View every(View x, int64_t factor, int64_t a) {
 // x [T, H, W, C] -> the positions (b, d) of every cell of s x s: [T, H / s, W / s, C]
 View corner(View x, int64_t s, int64_t b, int64_t d) {
   if (s == 1) return x;
-  return x.reshape({x.dim(0), x.dim(1) / s, s, x.dim(2) / s, s, x.dim(3)}).select(4, d).select(2, b);
+  return x.reshape({x.dim(0), x.dim(1) / s, s, x.dim(2) / s, s, x.dim(3)})
+      .select(4, d)
+      .select(2, b);
 }
 
 // Channels i, i + n, i + 2n, ...
@@ -172,7 +176,8 @@ void VaePass::attention(MutView x, const ImageAttentionWeights& weights) {
   const int64_t frames = x.dim(0), positions = x.dim(1) * x.dim(2), width = x.dim(3);
   MutView normed = arena_.make({frames, positions, 1, width}, dtype_);
   MutView qkv = arena_.make({frames, positions, 3 * width}, dtype_);
-  backend_.rms_norm(rows_of(normed), rows_of(x), vector_of(weights.norm), {.kind = NormKind::channel});
+  backend_.rms_norm(rows_of(normed), rows_of(x), vector_of(weights.norm),
+                    {.kind = NormKind::channel});
   backend_.linear(rows_of(qkv), rows_of(normed), matrix_of(weights.to_qkv.weight),
                   {.bias = weights.to_qkv.bias});
   AttentionPlan plan;
@@ -267,15 +272,16 @@ void VaePass::upsample(MutView out, std::initializer_list<View> parts, const Lev
   int64_t a = 0;
   for (const View& part : parts) {
     const View to = every(doubled, time, a++);
-    backend_.copy(MutView::cast(to.reshape({part.dim(0), part.dim(1), 2, part.dim(2), 2, part.dim(3)})),
-                  part.unsqueeze(2).expand(2, 2).unsqueeze(4).expand(4, 2));
+    backend_.copy(
+        MutView::cast(to.reshape({part.dim(0), part.dim(1), 2, part.dim(2), 2, part.dim(3)})),
+        part.unsqueeze(2).expand(2, 2).unsqueeze(4).expand(4, 2));
   }
   backend_.conv3d(out, doubled, image_kernel(level.resample.weight), level.resample.bias,
                   {.pad_before = {0, 1, 1}, .pad_after = {0, 1, 1}});
 }
 
-// out += the mean of each group of values: index (channel, time, row, column) of a cell of x, cut into
-// level.out groups. Time cells of the first frame begin with zeros, which add nothing.
+// out += the mean of each group of values: index (channel, time, row, column) of a cell of x, cut
+// into level.out groups. Time cells of the first frame begin with zeros, which add nothing.
 void VaePass::add_averages(MutView out, View x, const LevelWeights& level) {
   const int64_t time = level.time_factor(), space = level.space_factor();
   const int64_t cell = time * space * space;
@@ -319,14 +325,14 @@ void VaePass::add_repeats(MutView out, View x, const LevelWeights& level) {
   for (int64_t a = first_ ? time - 1 : 0; a < time; ++a) {
     const View to_frames = first_ ? View(out) : every(out, time, a);
     for (int64_t b = 0; b < space; ++b) {
-      const View to_rows = to_frames.reshape({frames, height, space, width * space, level.out}).select(2, b);
+      const View to_rows =
+          to_frames.reshape({frames, height, space, width * space, level.out}).select(2, b);
       for (int64_t d = 0; d < (shared ? 1 : space); ++d) {
         const int64_t index = (a * space + b) * space + d;
         const View from = every_channel(x, sources, index / repeats % sources);
         View to = to_rows.reshape({frames, height, width, space, from.dim(3), copies});
         if (!shared) to = to.slice(3, d, 1);
-        const View spread =
-            from.unsqueeze(3).expand(3, to.dim(3)).unsqueeze(5).expand(5, copies);
+        const View spread = from.unsqueeze(3).expand(3, to.dim(3)).unsqueeze(5).expand(5, copies);
         backend_.lincomb(MutView::cast(to), {{1.0f, to}, {1.0f, spread}});
       }
     }

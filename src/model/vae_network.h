@@ -19,17 +19,17 @@ struct FrameCache {
   bool empty = true;
 };
 
-// One stretch of video through one half of the network: feed the first frame alone, then chunks of any
-// number of latent frames. Caches lie in the arena for the life of the pass, scratch only for the life
-// of a call.
+// One stretch of video through one half of the network: feed the first frame alone, then chunks of
+// any number of latent frames. Caches lie in the arena for the life of the pass, scratch only for
+// the life of a call.
 class VaePass {
  public:
   enum class Half { encoder, decoder };
 
   // H, W: size of the half's input (patchified pixels, or latents). `chunks`: how many are coming;
   // with one, nothing is remembered.
-  VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half, int64_t height,
-          int64_t width, int64_t chunks);
+  VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
+          int64_t height, int64_t width, int64_t chunks);
 
   // Allocates nothing that outlives the call: `out` is the caller's, [frames', H', W', C'] as
   // output_shape() says. `write_input` fills the input frames [frames, H, W, in].

@@ -12,9 +12,12 @@ std::vector<TileSpan> tile_spans(int64_t size, int64_t tile, int64_t stride) {
   return spans;
 }
 
-Mosaic::Mosaic(Backend& backend, Arena& arena, Shape picture, DType dtype, int64_t tile, int64_t stride,
-               int64_t columns)
-    : backend_(backend), stride_(stride), overlap_(tile - stride), picture_(arena.make(picture, dtype)) {
+Mosaic::Mosaic(Backend& backend, Arena& arena, Shape picture, DType dtype, int64_t tile,
+               int64_t stride, int64_t columns)
+    : backend_(backend),
+      stride_(stride),
+      overlap_(tile - stride),
+      picture_(arena.make(picture, dtype)) {
   for (int64_t column = 0; column < columns; ++column) {
     edge_buffers_.push_back(arena.make({picture[0], overlap_, tile, picture[3]}, dtype));
   }
@@ -34,7 +37,8 @@ void Mosaic::blend(MutView tile, View before, int axis) {
 
 View Mosaic::keep_edge(MutView buffer, View tile, int axis) {
   const int64_t extent = std::min(overlap_, tile.dim(axis)), across = 3 - axis;
-  MutView edge = buffer.slice(axis, 0, extent).slice(static_cast<int>(across), 0, tile.dim(static_cast<int>(across)));
+  MutView edge = buffer.slice(axis, 0, extent)
+                     .slice(static_cast<int>(across), 0, tile.dim(static_cast<int>(across)));
   backend_.copy(edge, tile.slice(axis, tile.dim(axis) - extent, extent));
   return edge;
 }

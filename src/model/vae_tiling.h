@@ -18,12 +18,12 @@ struct TileSpan {
 // Tiles begin at 0, stride, 2 stride, ... while that is inside; the last ones may be short.
 std::vector<TileSpan> tile_spans(int64_t size, int64_t tile, int64_t stride);
 
-// Collects tiles [frames, h, w, C], row by row from the top left, into one picture [frames, H, W, C].
-// Keeps the edges of earlier tiles that later ones blend with; everything lies in the arena.
+// Collects tiles [frames, h, w, C], row by row from the top left, into one picture [frames, H, W,
+// C]. Keeps the edges of earlier tiles that later ones blend with; everything lies in the arena.
 class Mosaic {
  public:
-  // `tile` is the largest tile, `stride` how much of its top left each tile contributes, `columns` the
-  // number of tiles in a row.
+  // `tile` is the largest tile, `stride` how much of its top left each tile contributes, `columns`
+  // the number of tiles in a row.
   Mosaic(Backend& backend, Arena& arena, Shape picture, DType dtype, int64_t tile, int64_t stride,
          int64_t columns);
   // Blends `tile` in place and copies its share into the picture.

@@ -93,10 +93,9 @@ VaeWeights vae_structure(const VaeConfig& c) {
   for (size_t i = c.dim_mult.size(); i-- > 0;) up.push_back(c.decoder_base_dim * c.dim_mult[i]);
   const std::vector<bool> upsample(c.temporal_downsample.rbegin(), c.temporal_downsample.rend());
   VaeWeights weights;
-  weights.encoder = half(c.in_channels, 2 * c.z_dim, down.back(), down, c.temporal_downsample,
-                         c.num_res_blocks);
-  weights.decoder =
-      half(c.z_dim, c.out_channels, up.front(), up, upsample, c.num_res_blocks + 1);
+  weights.encoder =
+      half(c.in_channels, 2 * c.z_dim, down.back(), down, c.temporal_downsample, c.num_res_blocks);
+  weights.decoder = half(c.z_dim, c.out_channels, up.front(), up, upsample, c.num_res_blocks + 1);
   return weights;
 }
 

@@ -175,9 +175,9 @@ class WeightLoader final : public WeightVisitor {
         return to_float(value);
       }
       default: {
-        _Float16 value;
+        f16 value;
         std::memcpy(&value, at, 2);
-        return static_cast<float>(value);
+        return to_float(value);
       }
     }
   }

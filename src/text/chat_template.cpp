@@ -1,11 +1,12 @@
 #include "text/chat_template.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "text/jinja_syntax.h"
+#include "text/jinja_value.h"
 #include "text/utf8.h"
 
 namespace orrery {
@@ -14,140 +15,28 @@ namespace {
 
 using jinja::Block;
 using jinja::Expression;
+using jinja::kMaxItems;
+using jinja::kMaxTextBytes;
+using jinja::List;
+using jinja::Members;
 using jinja::Source;
 using jinja::Statement;
+using jinja::Value;
+using Type = Value::Type;
 using Kind = Expression::Kind;
 
-// A template comes with a checkpoint and may be wrong or hostile: its work, its text and the depth of
-// what it builds are bounded, far above what conversations need.
-constexpr int64_t kMaxSteps = 1'000'000;
-constexpr size_t kMaxTextBytes = size_t{16} << 20;
+// A template comes with a checkpoint and may be wrong or hostile: its work, its text and the depth
+// of what it builds are bounded, far above what conversations need.
+constexpr int64_t kMaxSteps = 100'000;
+constexpr size_t kMaxHandledBytes = 64 * kMaxTextBytes;
 constexpr int kMaxValueDepth = 16;
 constexpr int kMaxCalls = 16;
 
-struct Value;
-using List = std::vector<Value>;
-using Members = std::map<std::string, Value, std::less<>>;
-
-struct Value {
-  enum class Type { undefined, none, boolean, integer, text, list, dict, space, macro };
-  Type type = Type::undefined;
-  int64_t integer = 0;
-  std::string text;  // of a name that is undefined, its spelling
-  std::shared_ptr<const List> list;
-  std::shared_ptr<Members> members;  // of a dict, never changed; of a namespace, shared and changed
-  const Statement* macro = nullptr;
-  int depth = 0;
-
-  static Value of(std::string text) {
-    Value value;
-    value.type = Type::text;
-    value.text = std::move(text);
-    return value;
-  }
-  static Value of(int64_t integer) {
-    Value value;
-    value.type = Type::integer;
-    value.integer = integer;
-    return value;
-  }
-  static Value of(bool boolean) {
-    Value value;
-    value.type = Type::boolean;
-    value.integer = boolean;
-    return value;
-  }
-  static Value none() {
-    Value value;
-    value.type = Type::none;
-    return value;
-  }
-  static Value of(List items) {
-    Value value;
-    value.type = Type::list;
-    for (const Value& item : items) value.depth = std::max(value.depth, item.depth + 1);
-    value.list = std::make_shared<const List>(std::move(items));
-    return value;
-  }
-  static Value of(Members entries, Type type = Type::dict) {
-    Value value;
-    value.type = type;
-    for (const auto& [name, item] : entries) value.depth = std::max(value.depth, item.depth + 1);
-    value.members = std::make_shared<Members>(std::move(entries));
-    return value;
-  }
-
-  bool is(Type wanted) const { return type == wanted; }
-  bool is_number() const { return type == Type::integer || type == Type::boolean; }
-  bool truthy() const {
-    switch (type) {
-      case Type::undefined:
-      case Type::none: return false;
-      case Type::boolean:
-      case Type::integer: return integer != 0;
-      case Type::text: return !text.empty();
-      case Type::list: return !list->empty();
-      case Type::dict: return !members->empty();
-      case Type::space:
-      case Type::macro: return true;
-    }
-    return false;
-  }
-};
-
-using Type = Value::Type;
-
-bool equal(const Value& a, const Value& b) {
-  if (a.is_number() && b.is_number()) return a.integer == b.integer;
-  if (a.type != b.type) return false;
-  switch (a.type) {
-    case Type::text: return a.text == b.text;
-    case Type::list: return std::equal(a.list->begin(), a.list->end(), b.list->begin(), b.list->end(), equal);
-    case Type::dict:
-      return std::equal(a.members->begin(), a.members->end(), b.members->begin(), b.members->end(),
-                        [](const auto& x, const auto& y) { return x.first == y.first && equal(x.second, y.second); });
-    case Type::space: return a.members == b.members;
-    case Type::macro: return a.macro == b.macro;
-    default: return true;
-  }
-}
-
-// Byte offsets of the code points of a text, and its end.
-std::vector<size_t> boundaries(std::string_view text) {
-  std::vector<size_t> at{0};
-  for (size_t i = 0; i < text.size();) {
-    next_code_point(text, i);
-    at.push_back(i);
-  }
-  return at;
-}
-
-std::string strip_set(std::string_view text, const std::string* set, bool front, bool back) {
-  if (set == nullptr) {
-    if (front) text = strip_front(text);
-    if (back) text = strip_back(text);
-    return std::string(text);
-  }
-  const std::vector<size_t> at = boundaries(text);
-  size_t first = 0;
-  size_t last = at.size() - 1;
-  const auto listed = [&](size_t i) {
-    const std::string_view c = text.substr(at[i], at[i + 1] - at[i]);
-    for (size_t k = 0; k < set->size();) {
-      const size_t begin = k;
-      next_code_point(*set, k);
-      if (std::string_view(*set).substr(begin, k - begin) == c) return true;
-    }
-    return false;
-  };
-  while (front && first < last && listed(first)) ++first;
-  while (back && first < last && listed(last - 1)) --last;
-  return std::string(text.substr(at[first], at[last] - at[first]));
-}
-
 class Renderer {
  public:
-  Renderer(const Source& source, Members globals) : source_(source) { scopes_.push_back(std::move(globals)); }
+  Renderer(const Source& source, Members globals) : source_(source) {
+    scopes_.push_back(std::move(globals));
+  }
 
   std::string render(const Block& block) {
     run(block);
@@ -174,11 +63,21 @@ class Renderer {
     for (const Statement& statement : block) {
       step(statement.begin, statement.end);
       switch (statement.kind) {
-        case Statement::Kind::text: emit(statement.text, statement); break;
-        case Statement::Kind::output: emit(printed(evaluate(*statement.value), *statement.value), statement); break;
-        case Statement::Kind::condition: run_condition(statement); break;
-        case Statement::Kind::loop: run_loop(statement); break;
-        case Statement::Kind::set: run_set(statement); break;
+        case Statement::Kind::text:
+          emit(statement.text, statement);
+          break;
+        case Statement::Kind::output:
+          emit(printed(evaluate(*statement.value), *statement.value), statement);
+          break;
+        case Statement::Kind::condition:
+          run_condition(statement);
+          break;
+        case Statement::Kind::loop:
+          run_loop(statement);
+          break;
+        case Statement::Kind::set:
+          run_set(statement);
+          break;
         case Statement::Kind::macro: {
           Value value;
           value.type = Type::macro;
@@ -193,7 +92,8 @@ class Renderer {
   void emit(std::string_view text, const Statement& statement) {
     out_ += text;
     if (out_.size() > kMaxTextBytes) {
-      source_.refuse(statement.begin, statement.end, concat("renders more than ", kMaxTextBytes, " bytes"));
+      source_.refuse(statement.begin, statement.end,
+                     concat("renders more than ", kMaxTextBytes, " bytes"));
     }
   }
 
@@ -215,7 +115,8 @@ class Renderer {
       source_.refuse(statement.begin, statement.end,
                      concat("an item is not a list of ", statement.targets.size(), " parts"));
     }
-    for (size_t i = 0; i < statement.targets.size(); ++i) scopes_.back()[statement.targets[i]] = (*item.list)[i];
+    for (size_t i = 0; i < statement.targets.size(); ++i)
+      scopes_.back()[statement.targets[i]] = (*item.list)[i];
   }
 
   void run_loop(const Statement& statement) {
@@ -239,9 +140,12 @@ class Renderer {
     for (int64_t i = 0; i < count; ++i) {
       scopes_.emplace_back();
       bind_targets(statement, items[static_cast<size_t>(i)]);
-      Members loop{{"index0", Value::of(i)},         {"index", Value::of(i + 1)},
-                   {"first", Value::of(i == 0)},     {"last", Value::of(i + 1 == count)},
-                   {"length", Value::of(count)},     {"revindex", Value::of(count - i)},
+      Members loop{{"index0", Value::of(i)},
+                   {"index", Value::of(i + 1)},
+                   {"first", Value::of(i == 0)},
+                   {"last", Value::of(i + 1 == count)},
+                   {"length", Value::of(count)},
+                   {"revindex", Value::of(count - i)},
                    {"revindex0", Value::of(count - i - 1)}};
       if (i > 0) loop["previtem"] = items[static_cast<size_t>(i - 1)];
       if (i + 1 < count) loop["nextitem"] = items[static_cast<size_t>(i + 1)];
@@ -263,7 +167,8 @@ class Renderer {
   }
 
   void run_set(const Statement& statement) {
-    Value value = statement.value != nullptr ? evaluate(*statement.value) : Value::of(captured(statement.body));
+    Value value = statement.value != nullptr ? evaluate(*statement.value)
+                                             : Value::of(captured(statement.body));
     const std::string& target = statement.targets.front();
     if (statement.member.empty()) {
       scopes_.back()[target] = std::move(value);
@@ -285,7 +190,8 @@ class Renderer {
 
   // Namespaces are shared and changed: inside another value one could come to hold itself.
   void check_contained(const Value& value, size_t begin, size_t end) const {
-    if (value.is(Type::space)) source_.refuse(begin, end, "a namespace inside another value is not supported");
+    if (value.is(Type::space))
+      source_.refuse(begin, end, "a namespace inside another value is not supported");
     if (value.depth >= kMaxValueDepth) {
       source_.refuse(begin, end, concat("values nested deeper than ", kMaxValueDepth, " levels"));
     }
@@ -308,36 +214,64 @@ class Renderer {
 
   std::string printed(const Value& value, const Expression& at) const {
     switch (value.type) {
-      case Type::undefined: return {};
-      case Type::none: return "None";
-      case Type::boolean: return value.integer != 0 ? "True" : "False";
-      case Type::integer: return concat(value.integer);
-      case Type::text: return value.text;
-      default: refuse(at, "only texts, integers, booleans and none can be written");
+      case Type::undefined:
+        return {};
+      case Type::none:
+        return "None";
+      case Type::boolean:
+        return value.integer != 0 ? "True" : "False";
+      case Type::integer:
+        return concat(value.integer);
+      case Type::text:
+        return value.text;
+      default:
+        refuse(at, "only texts, integers, booleans and none can be written");
     }
   }
 
   Value evaluate(const Expression& e) {
     step(e.begin, e.end);
+    Value value = value_of(e);
+    handled_ += value.text.size();
+    if (handled_ > kMaxHandledBytes)
+      refuse(e, concat("more than ", kMaxHandledBytes, " bytes handled"));
+    return value;
+  }
+
+  Value value_of(const Expression& e) {
     switch (e.kind) {
-      case Kind::text: return Value::of(e.text);
-      case Kind::integer: return Value::of(e.integer);
-      case Kind::boolean: return Value::of(e.integer != 0);
-      case Kind::none: return Value::none();
+      case Kind::text:
+        return Value::of(e.text);
+      case Kind::integer:
+        return Value::of(e.integer);
+      case Kind::boolean:
+        return Value::of(e.integer != 0);
+      case Kind::none:
+        return Value::none();
       case Kind::name: {
         const Value* value = find(e.text);
         return value != nullptr ? *value : undefined(e.text);
       }
-      case Kind::list: return list_of(e);
-      case Kind::dict: return dict_of(e);
-      case Kind::member: return member(e, evaluate(*e.parts[0]), e.text);
-      case Kind::index: return index(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
-      case Kind::slice: return slice(e);
-      case Kind::call: return call(e);
-      case Kind::filter: return filter(e);
-      case Kind::test: return Value::of(test(e));
-      case Kind::negation: return Value::of(!evaluate(*e.parts[0]).truthy());
-      case Kind::minus: return minus(e);
+      case Kind::list:
+        return list_of(e);
+      case Kind::dict:
+        return dict_of(e);
+      case Kind::member:
+        return member(e, evaluate(*e.parts[0]), e.text);
+      case Kind::index:
+        return index(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
+      case Kind::slice:
+        return slice(e);
+      case Kind::call:
+        return call(e);
+      case Kind::filter:
+        return filter(e);
+      case Kind::test:
+        return Value::of(test(e));
+      case Kind::negation:
+        return Value::of(!evaluate(*e.parts[0]).truthy());
+      case Kind::minus:
+        return minus(e);
       case Kind::either: {
         Value left = evaluate(*e.parts[0]);
         return left.truthy() ? left : evaluate(*e.parts[1]);
@@ -346,7 +280,8 @@ class Renderer {
         Value left = evaluate(*e.parts[0]);
         return left.truthy() ? evaluate(*e.parts[1]) : left;
       }
-      case Kind::binary: return binary(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
+      case Kind::binary:
+        return binary(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
       case Kind::conditional:
         if (evaluate(*e.parts[1]).truthy()) return evaluate(*e.parts[0]);
         return e.parts[2] != nullptr ? evaluate(*e.parts[2]) : undefined("");
@@ -376,9 +311,11 @@ class Renderer {
   }
 
   Value member(const Expression& e, const Value& object, const std::string& name) const {
-    if (object.is(Type::undefined)) refuse(e, concat(object.text.empty() ? "a value" : object.text, " is undefined"));
+    if (object.is(Type::undefined))
+      refuse(e, concat(object.text.empty() ? "a value" : object.text, " is undefined"));
     if (object.members != nullptr) {
-      if (const auto found = object.members->find(name); found != object.members->end()) return found->second;
+      if (const auto found = object.members->find(name); found != object.members->end())
+        return found->second;
     }
     return undefined(name);
   }
@@ -392,7 +329,7 @@ class Renderer {
       return at >= 0 && at < size ? (*object.list)[static_cast<size_t>(at)] : undefined("an item");
     }
     if (object.is(Type::text)) {
-      const std::vector<size_t> at = boundaries(object.text);
+      const std::vector<size_t> at = jinja::boundaries(object.text);
       const auto size = static_cast<int64_t>(at.size()) - 1;
       const int64_t i = key.integer < 0 ? key.integer + size : key.integer;
       if (i < 0 || i >= size) return undefined("a character");
@@ -412,9 +349,12 @@ class Renderer {
 
   Value slice(const Expression& e) {
     const Value object = evaluate(*e.parts[0]);
-    if (!object.is(Type::list) && !object.is(Type::text)) refuse(e, "only lists and texts can be sliced");
-    const std::vector<size_t> at = object.is(Type::text) ? boundaries(object.text) : std::vector<size_t>{};
-    const auto size = static_cast<int64_t>(object.is(Type::text) ? at.size() - 1 : object.list->size());
+    if (!object.is(Type::list) && !object.is(Type::text))
+      refuse(e, "only lists and texts can be sliced");
+    const std::vector<size_t> at =
+        object.is(Type::text) ? jinja::boundaries(object.text) : std::vector<size_t>{};
+    const auto size =
+        static_cast<int64_t>(object.is(Type::text) ? at.size() - 1 : object.list->size());
     const int64_t stride = bound(e, 3).value_or(1);
     if (stride == 0 || stride < -size - 1 || stride > size + 1) {
       if (stride == 0) refuse(e, "the step of a slice is 0");
@@ -431,10 +371,16 @@ class Renderer {
     std::string text;
     for (int64_t i = first; stride > 0 ? i < last : i > last; i += stride) {
       const auto k = static_cast<size_t>(i);
-      if (object.is(Type::list)) items.push_back((*object.list)[k]);
-      else text.append(object.text, at[k], at[k + 1] - at[k]);
+      if (object.is(Type::list))
+        items.push_back((*object.list)[k]);
+      else
+        text.append(object.text, at[k], at[k + 1] - at[k]);
     }
     return object.is(Type::list) ? Value::of(std::move(items)) : Value::of(std::move(text));
+  }
+
+  void check_count(const Expression& e, size_t items) const {
+    if (items > kMaxItems) refuse(e, concat("a list of more than ", kMaxItems, " items"));
   }
 
   // --- operators
@@ -450,8 +396,8 @@ class Renderer {
 
   Value binary(const Expression& e, const Value& a, const Value& b) {
     const std::string& op = e.text;
-    if (op == "==") return Value::of(equal(a, b));
-    if (op == "!=") return Value::of(!equal(a, b));
+    if (op == "==") return Value::of(jinja::equal(a, b));
+    if (op == "!=") return Value::of(!jinja::equal(a, b));
     if (op == "in") return Value::of(contains(e, a, b));
     if (op == "not in") return Value::of(!contains(e, a, b));
     if (op == "~") {
@@ -463,17 +409,21 @@ class Renderer {
     if (op == "+" && a.is(Type::list) && b.is(Type::list)) {
       List items = *a.list;
       items.insert(items.end(), b.list->begin(), b.list->end());
-      if (items.size() > static_cast<size_t>(kMaxSteps)) refuse(e, "a list of too many items");
+      check_count(e, items.size());
       return Value::of(std::move(items));
     }
     if (a.is(Type::text) && b.is(Type::text) && (op[0] == '<' || op[0] == '>')) {
       return Value::of(ordered(op, a.text.compare(b.text)));
     }
-    if (!a.is_number() || !b.is_number()) refuse(e, concat("the operands of ", op, " do not fit together"));
+    if (!a.is_number() || !b.is_number())
+      refuse(e, concat("the operands of ", op, " do not fit together"));
     if (op[0] == '<' || op[0] == '>') {
       return Value::of(ordered(op, a.integer < b.integer ? -1 : a.integer > b.integer));
     }
-    return Value::of(arithmetic(e, a.integer, b.integer));
+    if (op == "/" || op == "**") refuse(e, concat("the operator ", op, " is not supported"));
+    const std::optional<int64_t> result = jinja::arithmetic(op, a.integer, b.integer);
+    if (!result) refuse(e, concat(op, " has no result of 64 bits"));
+    return Value::of(*result);
   }
 
   static bool ordered(const std::string& op, int order) {
@@ -483,31 +433,15 @@ class Renderer {
     return order >= 0;
   }
 
-  int64_t arithmetic(const Expression& e, int64_t a, int64_t b) const {
-    int64_t result = 0;
-    bool overflow = false;
-    if (e.text == "+") overflow = __builtin_add_overflow(a, b, &result);
-    else if (e.text == "-") overflow = __builtin_sub_overflow(a, b, &result);
-    else if (e.text == "*") overflow = __builtin_mul_overflow(a, b, &result);
-    else if (e.text == "//" || e.text == "%") {
-      if (b == 0 || (b == -1 && a == INT64_MIN)) refuse(e, "a division that has no result");
-      const int64_t rest = a % b;
-      const bool adjust = rest != 0 && (rest < 0) != (b < 0);  // Python rounds towards minus infinity
-      result = e.text == "%" ? rest + (adjust ? b : 0) : a / b - (adjust ? 1 : 0);
-    } else {
-      refuse(e, concat("the operator ", e.text, " is not supported"));
-    }
-    if (overflow) refuse(e, "an integer of more than 64 bits");
-    return result;
-  }
-
   bool contains(const Expression& e, const Value& item, const Value& container) const {
-    if (container.is(Type::text) && item.is(Type::text)) return container.text.find(item.text) != std::string::npos;
+    if (container.is(Type::text) && item.is(Type::text))
+      return container.text.find(item.text) != std::string::npos;
     if (container.is(Type::list)) {
       return std::any_of(container.list->begin(), container.list->end(),
-                         [&](const Value& entry) { return equal(entry, item); });
+                         [&](const Value& entry) { return jinja::equal(entry, item); });
     }
-    if (container.is(Type::dict) && item.is(Type::text)) return container.members->count(item.text) > 0;
+    if (container.is(Type::dict) && item.is(Type::text))
+      return container.members->count(item.text) > 0;
     if (container.is(Type::undefined)) return false;
     refuse(e, "the right side cannot hold the left");
   }
@@ -528,9 +462,10 @@ class Renderer {
     const auto takes = [&](std::string_view name, size_t most) {
       return e.text == name && given <= most && e.keywords.empty();
     };
-    if (takes("length", 0) || takes("count", 0)) return Value::of(static_cast<int64_t>(length_of(e, value)));
+    if (takes("length", 0) || takes("count", 0))
+      return Value::of(static_cast<int64_t>(length_of(e, value)));
     if (takes("string", 0)) return Value::of(printed(value, e));
-    if (takes("trim", 0)) return Value::of(strip_set(printed(value, e), nullptr, true, true));
+    if (takes("trim", 0)) return Value::of(jinja::trimmed(printed(value, e)));
     if (takes("default", 2) || takes("d", 2)) {
       const bool falsy = given == 2 && evaluate(*e.parts[2]).truthy();
       if (!value.is(Type::undefined) && !(falsy && !value.truthy())) return value;
@@ -545,23 +480,10 @@ class Renderer {
 
   bool test(const Expression& e) {
     const Value value = evaluate(*e.parts[0]);
-    const std::string& name = e.text;
-    if (e.parts.size() == 1 && e.keywords.empty()) {
-      const bool sized = value.is(Type::text) || value.is(Type::list) || value.is(Type::dict) ||
-                         value.is(Type::undefined);
-      if (name == "defined") return !value.is(Type::undefined);
-      if (name == "undefined") return value.is(Type::undefined);
-      if (name == "none") return value.is(Type::none);
-      if (name == "string") return value.is(Type::text);
-      if (name == "mapping") return value.is(Type::dict);
-      if (name == "iterable" || name == "sequence") return sized;
-      if (name == "true") return value.is(Type::boolean) && value.integer != 0;
-      if (name == "false") return value.is(Type::boolean) && value.integer == 0;
-      if (name == "boolean") return value.is(Type::boolean);
-      if (name == "integer") return value.is(Type::integer);
-      if (name == "number") return value.is_number();
-    }
-    refuse(e, concat("the test ", name, " is not supported with these operands"));
+    const bool alone = e.parts.size() == 1 && e.keywords.empty();
+    const std::optional<bool> passes = alone ? jinja::passes_test(value, e.text) : std::nullopt;
+    if (!passes) refuse(e, concat("the test ", e.text, " is not supported with these operands"));
+    return *passes;
   }
 
   Value call(const Expression& e) {
@@ -588,16 +510,22 @@ class Renderer {
 
   // A macro sees its parameters and the names of the template itself, not those of its caller.
   Value call_macro(const Expression& e, const Statement& macro) {
-    if (++calls_ > kMaxCalls) refuse(e, concat("macros call each other more than ", kMaxCalls, " deep"));
+    if (++calls_ > kMaxCalls)
+      refuse(e, concat("macros call each other more than ", kMaxCalls, " deep"));
     Members scope;
     for (size_t i = 0; i < macro.parameters.size(); ++i) {
       const auto& [name, otherwise] = macro.parameters[i];
-      const auto keyword = std::find_if(e.keywords.begin(), e.keywords.end(),
-                                        [&, &wanted = name](const auto& k) { return k.first == wanted; });
-      if (i + 1 < e.parts.size()) scope[name] = evaluate(*e.parts[i + 1]);
-      else if (keyword != e.keywords.end()) scope[name] = evaluate(*keyword->second);
-      else if (otherwise != nullptr) scope[name] = evaluate(*otherwise);
-      else scope[name] = undefined(name);
+      const auto keyword =
+          std::find_if(e.keywords.begin(), e.keywords.end(),
+                       [&, &wanted = name](const auto& k) { return k.first == wanted; });
+      if (i + 1 < e.parts.size())
+        scope[name] = evaluate(*e.parts[i + 1]);
+      else if (keyword != e.keywords.end())
+        scope[name] = evaluate(*keyword->second);
+      else if (otherwise != nullptr)
+        scope[name] = evaluate(*otherwise);
+      else
+        scope[name] = undefined(name);
     }
     const bool surplus = e.parts.size() - 1 > macro.parameters.size() ||
                          std::any_of(e.keywords.begin(), e.keywords.end(), [&](const auto& k) {
@@ -622,59 +550,35 @@ class Renderer {
     List arguments;
     for (size_t i = 1; i < e.parts.size(); ++i) arguments.push_back(evaluate(*e.parts[i]));
     const size_t given = arguments.size();
-    if (object.is(Type::dict) && name == "get" && (given == 1 || given == 2) && arguments[0].is(Type::text)) {
+    if (object.is(Type::dict) && name == "get" && (given == 1 || given == 2) &&
+        arguments[0].is(Type::text)) {
       const auto found = object.members->find(arguments[0].text);
       if (found != object.members->end()) return found->second;
       return given == 2 ? arguments[1] : Value::none();
     }
-    const bool texts = std::all_of(arguments.begin(), arguments.end(), [](const Value& a) { return a.is(Type::text); });
-    if (object.is(Type::text) && texts && e.keywords.empty()) {
-      const std::string* set = given == 1 ? &arguments[0].text : nullptr;
-      if (name == "strip" && given <= 1) return Value::of(strip_set(object.text, set, true, true));
-      if (name == "lstrip" && given <= 1) return Value::of(strip_set(object.text, set, true, false));
-      if (name == "rstrip" && given <= 1) return Value::of(strip_set(object.text, set, false, true));
-      if (name == "startswith" && given == 1) return Value::of(object.text.starts_with(*set));
-      if (name == "endswith" && given == 1) return Value::of(object.text.ends_with(*set));
-      if (name == "split" && given == 1 && !set->empty()) return split(object.text, *set);
-      if (name == "replace" && given == 2 && !arguments[0].text.empty()) {
-        return replace(e, object.text, arguments[0].text, arguments[1].text);
+    if (object.is(Type::text) && e.keywords.empty()) {
+      if (std::optional<Value> result = jinja::call_text_method(object.text, name, arguments)) {
+        if (result->is(Type::list)) check_count(e, result->list->size());
+        result->text = bounded(std::move(result->text), e.begin, e.end);
+        return *std::move(result);
       }
     }
     refuse(e, concat("the method ", name, " is not supported with these operands"));
-  }
-
-  static Value split(std::string_view text, std::string_view by) {
-    List parts;
-    for (size_t found = text.find(by); found != std::string_view::npos; found = text.find(by)) {
-      parts.push_back(Value::of(std::string(text.substr(0, found))));
-      text.remove_prefix(found + by.size());
-    }
-    parts.push_back(Value::of(std::string(text)));
-    return Value::of(std::move(parts));
-  }
-
-  Value replace(const Expression& e, std::string_view text, std::string_view from, std::string_view to) const {
-    std::string out;
-    for (size_t found = text.find(from); found != std::string_view::npos; found = text.find(from)) {
-      (out += text.substr(0, found)) += to;
-      text.remove_prefix(found + from.size());
-      if (out.size() > kMaxTextBytes) break;
-    }
-    out += text;
-    return Value::of(bounded(std::move(out), e.begin, e.end));
   }
 
   const Source& source_;
   std::vector<Members> scopes_;  // the template's own first
   std::string out_;
   int64_t steps_ = 0;
+  size_t handled_ = 0;  // bytes of all texts that expressions gave
   int calls_ = 0;
 };
 
 }  // namespace
 
 struct ChatTemplate::Parsed {
-  Parsed(std::string_view text, const std::string& origin) : source(text, origin), block(jinja::parse(source)) {}
+  Parsed(std::string_view text, const std::string& origin)
+      : source(text, origin), block(jinja::parse(source)) {}
   Source source;
   Block block;
 };
@@ -689,6 +593,9 @@ std::string ChatTemplate::render(const std::vector<Message>& conversation,
                                  const std::vector<Named>& variables) const {
   List messages;
   for (const Message& message : conversation) {
+    require(message.content.size() <= kMaxTextBytes, "the ", message.role, " message has ",
+            message.content.size(), " bytes, more than the ", kMaxTextBytes,
+            " that a prompt may have");
     messages.push_back(Value::of(Members{{"role", Value::of(valid_utf8(message.role))},
                                          {"content", Value::of(valid_utf8(message.content))}}));
   }

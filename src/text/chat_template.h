@@ -1,9 +1,10 @@
 // Chat templates: the part of Jinja that checkpoints write conversations with.
 //
-// Statements: if/elif/else, for (with an inline if, else, several targets and the loop variable), set
-// (names, members of a namespace, blocks), macro. Expressions: names, strings, integers, true, false,
-// none, lists, dicts, members, indices, slices, calls, filters, tests, "a if c else b", or, and, not,
-// comparisons, in, + - * // % and ~. White space as Hugging Face sets it (trim_blocks, lstrip_blocks).
+// Statements: if/elif/else, for (with an inline if, else, several targets and the loop variable),
+// set (names, members of a namespace, blocks), macro. Expressions: names, strings, integers, true,
+// false, none, lists, dicts, members, indices, slices, calls, filters, tests, "a if c else b", or,
+// and, not, comparisons, in, + - * // % and ~. White space as Hugging Face sets it (trim_blocks,
+// lstrip_blocks).
 //
 // Any other tag and any syntax error is refused when the template is read; any other filter, test,
 // method, function or type of operand when it is reached, so that branches for tools or images that

@@ -17,11 +17,14 @@ std::string value_of(const std::string& expression) { return render("{{ " + expr
 
 // All expected texts are what Jinja gives, set up as Hugging Face does.
 TEST(ChatTemplate, ChatMl) {
-  EXPECT_EQ(render("{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
-                   "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-                   "{%- endif %}"),
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nH\u00e9 \U0001f600 <|im_end|>\n"
-            "<|im_start|>assistant\n");
+  EXPECT_EQ(
+      render("{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + "
+             "message['content'] + "
+             "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "
+             "'<|im_start|>assistant\\n' }}"
+             "{%- endif %}"),
+      "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nH\u00e9 \U0001f600 <|im_end|>\n"
+      "<|im_start|>assistant\n");
 }
 
 TEST(ChatTemplate, BranchesForToolsAndImagesAreNotEntered) {
@@ -46,20 +49,26 @@ TEST(ChatTemplate, WhiteSpace) {
 }
 
 TEST(ChatTemplate, Loops) {
-  EXPECT_EQ(render("{% for m in messages[::-1] %}{{ loop.index0 }}{{ m.role }}{{ loop.last }};{% endfor %}"),
-            "0userFalse;1systemTrue;");
-  EXPECT_EQ(render("{% for m in messages if m.role != 'system' %}{{ m.role }}{{ loop.length }}{% else %}none{% endfor %}"),
+  EXPECT_EQ(
+      render(
+          "{% for m in messages[::-1] %}{{ loop.index0 }}{{ m.role }}{{ loop.last }};{% endfor %}"),
+      "0userFalse;1systemTrue;");
+  EXPECT_EQ(render("{% for m in messages if m.role != 'system' %}{{ m.role }}{{ loop.length }}{% "
+                   "else %}none{% endfor %}"),
             "user1");
   EXPECT_EQ(render("{% for m in [] %}x{% else %}none{% endfor %}"), "none");
   EXPECT_EQ(render("{% for a, b in [[1, 2], (3, 4)] %}{{ a }}-{{ b }} {% endfor %}"), "1-2 3-4 ");
-  EXPECT_EQ(render("{% for m in messages %}{{ loop.previtem is defined }}{{ loop.nextitem.role if not loop.last }}{% endfor %}"),
+  EXPECT_EQ(render("{% for m in messages %}{{ loop.previtem is defined }}{{ loop.nextitem.role if "
+                   "not loop.last }}{% endfor %}"),
             "FalseuserTrue");
 }
 
 TEST(ChatTemplate, NamesSetInALoopStayThereNamespacesDoNot) {
-  EXPECT_EQ(render("{% set a = 1 %}{% set ns = namespace(n=0) %}{% for m in messages %}{% set a = 2 %}"
-                   "{% set ns.n = ns.n + 1 %}{% endfor %}{{ a }}{{ ns.n }}{% set b %}<{{ a }}>{% endset %}{{ b }}"),
-            "12<1>");
+  EXPECT_EQ(
+      render("{% set a = 1 %}{% set ns = namespace(n=0) %}{% for m in messages %}{% set a = 2 %}"
+             "{% set ns.n = ns.n + 1 %}{% endfor %}{{ a }}{{ ns.n }}{% set b %}<{{ a }}>{% endset "
+             "%}{{ b }}"),
+      "12<1>");
 }
 
 TEST(ChatTemplate, Macros) {
@@ -70,20 +79,44 @@ TEST(ChatTemplate, Macros) {
 
 TEST(ChatTemplate, Expressions) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"1 + 2 * 3 - -4", "11"}, {"-7 // 2", "-4"}, {"-7 % 3", "2"}, {"7 // -2", "-4"},
+      {"1 + 2 * 3 - -4", "11"},
+      {"-7 // 2", "-4"},
+      {"-7 % 3", "2"},
+      {"7 // -2", "-4"},
       {"'a' ~ 1 ~ none ~ true", "a1NoneTrue"},
-      {"'x' if false else 'y'", "y"}, {"'x' if false", ""}, {"not 1 == 2 and 'z'", "z"},
-      {"'h\u00e9llo'[1:3]", "\u00e9l"}, {"'abc'[::-1]", "cba"}, {"'abc'[-2:]", "bc"}, {"[1,2,3,4][::2] == [1,3]", "True"},
-      {"messages[-1].role", "user"}, {"messages[5] is defined", "False"}, {"messages | length - 1", "1"},
-      {"messages[1].content | length", "5"}, {"messages[1].content | trim ~ '|'", "H\u00e9 \U0001f600|"},
-      {"'a,b,c'.split(',')[-1]", "c"}, {"'xxaxx'.strip('x')", "a"}, {"'\\n a '.lstrip('\\n')", " a "},
-      {"'  a '.rstrip()", "  a"}, {"'ab'.startswith('a') and 'ab'.endswith('b')", "True"},
-      {"'a-b'.replace('-', '+')", "a+b"}, {"'a' in 'cat' and 3 not in [1, 2]", "True"},
-      {"{'a': {'b': 5}}.a['b']", "5"}, {"messages[0].get('name', 'none') ", "none"}, {"'role' in messages[0]", "True"},
-      {"missing | default('d')", "d"}, {"'' | default('d')", ""}, {"'' | default('d', true)", "d"},
-      {"missing is undefined and tools is none and tools is defined", "True"}, {"'\\x41\\u00e9\\t\\101\\q'", "A\u00e9\tA\\q"},
-      {"\"it's\" ' one'", "it's one"}, {"true == 1", "True"}, {"'a' < 'b' and 2 >= 2", "True"}, {"eos_token", "</s>"}};
-  for (const auto& [expression, expected] : cases) EXPECT_EQ(value_of(expression), expected) << expression;
+      {"'x' if false else 'y'", "y"},
+      {"'x' if false", ""},
+      {"not 1 == 2 and 'z'", "z"},
+      {"'h\u00e9llo'[1:3]", "\u00e9l"},
+      {"'abc'[::-1]", "cba"},
+      {"'abc'[-2:]", "bc"},
+      {"[1,2,3,4][::2] == [1,3]", "True"},
+      {"messages[-1].role", "user"},
+      {"messages[5] is defined", "False"},
+      {"messages | length - 1", "1"},
+      {"messages[1].content | length", "5"},
+      {"messages[1].content | trim ~ '|'", "H\u00e9 \U0001f600|"},
+      {"'a,b,c'.split(',')[-1]", "c"},
+      {"'xxaxx'.strip('x')", "a"},
+      {"'\\n a '.lstrip('\\n')", " a "},
+      {"'  a '.rstrip()", "  a"},
+      {"'ab'.startswith('a') and 'ab'.endswith('b')", "True"},
+      {"'a-b'.replace('-', '+')", "a+b"},
+      {"'a' in 'cat' and 3 not in [1, 2]", "True"},
+      {"{'a': {'b': 5}}.a['b']", "5"},
+      {"messages[0].get('name', 'none') ", "none"},
+      {"'role' in messages[0]", "True"},
+      {"missing | default('d')", "d"},
+      {"'' | default('d')", ""},
+      {"'' | default('d', true)", "d"},
+      {"missing is undefined and tools is none and tools is defined", "True"},
+      {"'\\x41\\u00e9\\t\\101\\q'", "A\u00e9\tA\\q"},
+      {"\"it's\" ' one'", "it's one"},
+      {"true == 1", "True"},
+      {"'a' < 'b' and 2 >= 2", "True"},
+      {"eos_token", "</s>"}};
+  for (const auto& [expression, expected] : cases)
+    EXPECT_EQ(value_of(expression), expected) << expression;
 }
 
 TEST(ChatTemplate, TextOfMessagesIsNotATemplate) {
@@ -98,9 +131,11 @@ void expect_refused(std::string_view source, std::initializer_list<std::string_v
 }
 
 TEST(ChatTemplate, RefusesTagsWhenRead) {
-  for (const char* tag : {"{% include 'x' %}", "{% block a %}", "{% raw %}", "{% endfor %}", "{% break %}"}) {
-    expect_error(ErrorKind::unsupported, {tag, "chat.jinja, line 2"},
-                 [&] { ChatTemplate(std::string("a\n{% if false %}") + tag + "{% endif %}{% endif %}", "chat.jinja"); });
+  for (const char* tag :
+       {"{% include 'x' %}", "{% block a %}", "{% raw %}", "{% endfor %}", "{% break %}"}) {
+    expect_error(ErrorKind::unsupported, {tag, "chat.jinja, line 2"}, [&] {
+      ChatTemplate(std::string("a\n{% if false %}") + tag + "{% endif %}{% endif %}", "chat.jinja");
+    });
   }
 }
 
@@ -115,9 +150,10 @@ TEST(ChatTemplate, RefusesByQuotingTheConstruct) {
   expect_refused("{{ missing.role }}", {"missing.role", "missing is undefined"});
   expect_refused("{{ 'a' + 1 }}", {"'a' + 1", "operands of +"});
   expect_refused("{{ messages }}", {"messages"});
-  expect_refused("a\nb\n{{ raise_exception('no user') }}", {"line 3", "the template objects: no user"});
+  expect_refused("a\nb\n{{ raise_exception('no user') }}",
+                 {"line 3", "the template objects: no user"});
   expect_refused("{% set missing.x = 1 %}", {"missing is not a namespace"});
-  expect_refused("{{ 1 // 0 }}", {"1 // 0", "division"});
+  expect_refused("{{ 1 // 0 }}", {"1 // 0", "64 bits"});
   expect_refused("{{ 9223372036854775807 + 1 }}", {"64 bits"});
 }
 
@@ -131,6 +167,12 @@ TEST(ChatTemplate, RefusesBrokenSyntax) {
   expect_refused("{{ }}", {"expected an expression"});
   expect_refused("{{ a ? b }}", {"?", "unexpected character"});
   expect_refused("{{ (1 }}", {"chat.jinja"});
+}
+
+TEST(ChatTemplate, RefusesTextThatNoPromptCanHave) {
+  expect_error(ErrorKind::invalid_argument, {"user message", "4194305", "4194304"}, [] {
+    render("x", {{"user", std::string(4194305, 'a')}});
+  });
 }
 
 TEST(ChatTemplate, HostileTemplatesAreBounded) {

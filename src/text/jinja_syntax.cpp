@@ -12,174 +12,9 @@ namespace orrery::jinja {
 
 namespace {
 
-constexpr size_t kMaxSourceBytes = 1024 * 1024;
 constexpr int kMaxDepth = 128;  // of expressions and of nested blocks: bounds the stack
 
 using Kind = Expression::Kind;
-
-struct Token {
-  enum class Kind { name, text, integer, symbol, end };
-  Kind kind = Kind::end;
-  std::string text;
-  size_t begin = 0;
-  size_t end = 0;
-};
-
-bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-// The escapes of a Python string literal; an unknown one keeps its backslash.
-class StringLiteral {
- public:
-  StringLiteral(const Source& source, size_t begin, size_t end)
-      : source_(source), body_(source.text().substr(begin + 1, end - begin - 2)), begin_(begin), end_(end) {}
-
-  std::string value() {
-    while (at_ < body_.size()) {
-      if (body_[at_] == '\\' && at_ + 1 < body_.size()) escape();
-      else out_ += body_[at_++];
-    }
-    return std::move(out_);
-  }
-
- private:
-  void escape() {
-    static constexpr std::string_view kLetters = "abfnrtv\\'\"";
-    static constexpr std::string_view kValues = "\a\b\f\n\r\t\v\\'\"";
-    const char c = body_[at_ + 1];
-    at_ += 2;
-    if (const size_t known = kLetters.find(c); known != std::string_view::npos) out_ += kValues[known];
-    else if (c == '\n') return;
-    else if (c == 'x') number(2, 16);
-    else if (c == 'u') number(4, 16);
-    else if (c == 'U') number(8, 16);
-    else if (c >= '0' && c <= '7') octal();
-    else if (c == 'N') source_.refuse(begin_, end_, "the escape \\N is not supported");
-    else (out_ += '\\') += c;
-  }
-  void octal() {
-    --at_;
-    size_t digits = 0;
-    while (digits < 3 && at_ + digits < body_.size() && body_[at_ + digits] >= '0' &&
-           body_[at_ + digits] <= '7') {
-      ++digits;
-    }
-    number(digits, 8);
-  }
-  void number(size_t digits, int base) {
-    uint32_t code = 0;
-    const char* first = body_.data() + at_;
-    const bool fits = at_ + digits <= body_.size();
-    const auto read = fits ? std::from_chars(first, first + digits, code, base) : std::from_chars_result{};
-    if (!fits || read.ec != std::errc() || read.ptr != first + digits) {
-      source_.refuse(begin_, end_, "a numeric escape needs more digits");
-    }
-    if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) {
-      source_.refuse(begin_, end_, "an escape names no character");
-    }
-    append_utf8(out_, code);
-    at_ += digits;
-  }
-
-  const Source& source_;
-  std::string_view body_;
-  size_t begin_, end_;
-  size_t at_ = 0;
-  std::string out_;
-};
-
-// Tokens of one tag, from behind its opening to its end, which is given without the minus sign.
-class Scanner {
- public:
-  Scanner(const Source& source, size_t at, std::string_view close) : source_(source), at_(at), close_(close) {
-    advance();
-  }
-
-  const Token& peek() const { return token_; }
-  Token take() {
-    if (at_end()) return token_;
-    Token taken = std::move(token_);
-    last_end_ = taken.end;
-    advance();
-    return taken;
-  }
-  bool is_symbol(std::string_view text) const { return token_.kind == Token::Kind::symbol && token_.text == text; }
-  bool is_name(std::string_view text) const { return token_.kind == Token::Kind::name && token_.text == text; }
-  bool take_symbol(std::string_view text) { return is_symbol(text) && (take(), true); }
-  bool take_name(std::string_view text) { return is_name(text) && (take(), true); }
-  bool at_end() const { return token_.kind == Token::Kind::end; }
-  size_t last_end() const { return last_end_; }
-  size_t behind() const { return at_; }  // once at_end(): behind the closing
-  bool trims() const { return trims_; }
-  bool keeps() const { return keeps_; }
-
- private:
-  void advance() {
-    const std::string_view text = source_.text();
-    while (at_ < text.size() && std::string_view(" \t\n\f\v").find(text[at_]) != std::string_view::npos) ++at_;
-    const size_t begin = at_;
-    if (at_ == text.size()) source_.refuse(begin, begin, concat("a tag is not closed with ", close_));
-    if (depth_ == 0 && closes(text)) {
-      token_ = {Token::Kind::end, {}, begin, begin};
-      return;
-    }
-    const char c = text[at_];
-    if (is_name_start(c)) {
-      while (at_ < text.size() && (is_name_start(text[at_]) || is_digit(text[at_]))) ++at_;
-      token_ = {Token::Kind::name, std::string(text.substr(begin, at_ - begin)), begin, at_};
-    } else if (is_digit(c)) {
-      while (at_ < text.size() && (is_digit(text[at_]) || is_name_start(text[at_]) ||
-                                   (text[at_] == '.' && at_ + 1 < text.size() && is_digit(text[at_ + 1])))) {
-        ++at_;
-      }
-      token_ = {Token::Kind::integer, std::string(text.substr(begin, at_ - begin)), begin, at_};
-    } else if (c == '"' || c == '\'') {
-      for (++at_; at_ < text.size() && text[at_] != c; ++at_) {
-        if (text[at_] == '\\') ++at_;
-      }
-      if (at_ >= text.size()) source_.refuse(begin, begin + 1, "a string is not closed");
-      ++at_;
-      token_ = {Token::Kind::text, StringLiteral(source_, begin, at_).value(), begin, at_};
-    } else {
-      symbol(text);
-    }
-  }
-
-  bool closes(std::string_view text) {
-    const bool sign = text[at_] == '-' || text[at_] == '+';
-    if (text.substr(at_ + (sign ? 1 : 0), close_.size()) != close_) return false;
-    trims_ = text[at_] == '-';
-    keeps_ = text[at_] == '+';
-    at_ += close_.size() + (sign ? 1 : 0);
-    return true;
-  }
-
-  void symbol(std::string_view text) {
-    static constexpr std::array<std::string_view, 6> kDouble = {"==", "!=", "<=", ">=", "//", "**"};
-    static constexpr std::string_view kSingle = "+-*/%~|.,:()[]{}<>=";
-    const size_t begin = at_;
-    const std::string_view two = text.substr(at_, 2);
-    if (std::find(kDouble.begin(), kDouble.end(), two) != kDouble.end()) {
-      at_ += 2;
-    } else if (kSingle.find(text[at_]) != std::string_view::npos) {
-      if (text[at_] == '{' || text[at_] == '[' || text[at_] == '(') ++depth_;
-      if ((text[at_] == '}' || text[at_] == ']' || text[at_] == ')') && depth_ > 0) --depth_;
-      ++at_;
-    } else {
-      source_.refuse(begin, begin + 1, "an unexpected character");
-    }
-    token_ = {Token::Kind::symbol, std::string(text.substr(begin, at_ - begin)), begin, at_};
-  }
-
-  const Source& source_;
-  size_t at_;
-  std::string_view close_;
-  Token token_;
-  int depth_ = 0;  // of open brackets: within them }} closes dicts, not the tag
-  size_t last_end_ = 0;
-  bool trims_ = false;
-  bool keeps_ = false;
-};
 
 // Precedence climbs one method a level, from the loosest: a if b, or, and, not, comparison, + -, ~,
 // * // %, sign, then members, calls, filters and tests.
@@ -193,7 +28,8 @@ class ExpressionParser {
     while (scanner_.take_name("if")) {
       ExpressionPtr condition = disjunction();
       ExpressionPtr otherwise = scanner_.take_name("else") ? expression() : nullptr;
-      value = make(Kind::conditional, "", std::move(value), std::move(condition), std::move(otherwise));
+      value =
+          make(Kind::conditional, "", std::move(value), std::move(condition), std::move(otherwise));
     }
     return value;
   }
@@ -201,7 +37,8 @@ class ExpressionParser {
   // Without "a if b else c", as the tags if, elif and for take it.
   ExpressionPtr disjunction() {
     ExpressionPtr value = conjunction();
-    while (scanner_.take_name("or")) value = make(Kind::either, "", std::move(value), conjunction());
+    while (scanner_.take_name("or"))
+      value = make(Kind::either, "", std::move(value), conjunction());
     return value;
   }
 
@@ -210,7 +47,8 @@ class ExpressionParser {
     explicit Nesting(ExpressionParser& p) : parser(p) {
       if (++parser.depth_ > kMaxDepth) {
         const Token& token = parser.scanner_.peek();
-        parser.source_.refuse(token.begin, token.end, concat("nested deeper than ", kMaxDepth, " levels"));
+        parser.source_.refuse(token.begin, token.end,
+                              concat("nested deeper than ", kMaxDepth, " levels"));
       }
     }
     ~Nesting() { --parser.depth_; }
@@ -237,7 +75,8 @@ class ExpressionParser {
     for (const auto& [name, part] : value->keywords) deepest = std::max(deepest, part->depth);
     value->depth = deepest + 1;
     if (value->depth > kMaxDepth) {
-      source_.refuse(value->begin, value->end, concat("an expression of more than ", kMaxDepth, " levels"));
+      source_.refuse(value->begin, value->end,
+                     concat("an expression of more than ", kMaxDepth, " levels"));
     }
     return value;
   }
@@ -276,7 +115,8 @@ class ExpressionParser {
     if (std::optional<std::string> first = comparison_operator()) {
       value = make(Kind::binary, *first, std::move(value), sum());
       if (comparison_operator()) {
-        source_.refuse(value->begin, scanner_.last_end(), "a chain of comparisons is not supported");
+        source_.refuse(value->begin, scanner_.last_end(),
+                       "a chain of comparisons is not supported");
       }
     }
     return value;
@@ -284,7 +124,8 @@ class ExpressionParser {
 
   // Left-associative operators of one level, each operand from `next`.
   template <size_t N>
-  ExpressionPtr chain(const std::array<std::string_view, N>& operators, ExpressionPtr (ExpressionParser::*next)()) {
+  ExpressionPtr chain(const std::array<std::string_view, N>& operators,
+                      ExpressionPtr (ExpressionParser::*next)()) {
     ExpressionPtr value = (this->*next)();
     while (scanner_.peek().kind == Token::Kind::symbol &&
            std::find(operators.begin(), operators.end(), scanner_.peek().text) != operators.end()) {
@@ -332,7 +173,8 @@ class ExpressionParser {
   ExpressionPtr primary() {
     Token token = scanner_.take();
     switch (token.kind) {
-      case Token::Kind::name: return named(token);
+      case Token::Kind::name:
+        return named(token);
       case Token::Kind::text:
         while (scanner_.peek().kind == Token::Kind::text) token.text += scanner_.take().text;
         return leaf(Kind::text, token);
@@ -341,7 +183,8 @@ class ExpressionParser {
         const char* end = token.text.data() + token.text.size();
         const auto read = std::from_chars(token.text.data(), end, number);
         if (read.ec != std::errc() || read.ptr != end) {
-          source_.refuse(token.begin, token.end, "only decimal integers of 64 bits are supported as numbers");
+          source_.refuse(token.begin, token.end,
+                         "only decimal integers of 64 bits are supported as numbers");
         }
         return leaf(Kind::integer, token, number);
       }
@@ -350,7 +193,8 @@ class ExpressionParser {
         if (token.text == "[") return sequence(token);
         if (token.text == "{") return dictionary(token);
         break;
-      case Token::Kind::end: break;
+      case Token::Kind::end:
+        break;
     }
     source_.refuse(token.begin, token.end, "expected an expression");
   }
@@ -371,8 +215,10 @@ class ExpressionParser {
     bool tuple = scanner_.is_symbol(")");
     while (!scanner_.take_symbol(")")) {
       list->parts.push_back(expression());
-      if (scanner_.take_symbol(",")) tuple = true;
-      else if (!scanner_.is_symbol(")")) expect(")");
+      if (scanner_.take_symbol(","))
+        tuple = true;
+      else if (!scanner_.is_symbol(")"))
+        expect(")");
     }
     if (tuple) return finished(std::move(list));
     return std::move(list->parts.front());
@@ -402,7 +248,8 @@ class ExpressionParser {
     for (;;) {
       if (scanner_.take_symbol(".")) {
         const Token name = scanner_.take();
-        if (name.kind != Token::Kind::name) source_.refuse(value->begin, name.end, "expected a name after the dot");
+        if (name.kind != Token::Kind::name)
+          source_.refuse(value->begin, name.end, "expected a name after the dot");
         value = make(Kind::member, name.text, std::move(value));
       } else if (scanner_.take_symbol("[")) {
         value = subscript(std::move(value));
@@ -458,7 +305,8 @@ class ExpressionParser {
     for (;;) {
       if (scanner_.take_symbol("|")) {
         const Token name = scanner_.take();
-        if (name.kind != Token::Kind::name) source_.refuse(value->begin, name.end, "expected a filter's name");
+        if (name.kind != Token::Kind::name)
+          source_.refuse(value->begin, name.end, "expected a filter's name");
         value = make(Kind::filter, name.text, std::move(value));
         if (scanner_.take_symbol("(")) arguments(*value);
         value = finished(std::move(value));
@@ -475,7 +323,8 @@ class ExpressionParser {
   ExpressionPtr test(ExpressionPtr value) {
     const bool negated = scanner_.take_name("not");
     const Token name = scanner_.take();
-    if (name.kind != Token::Kind::name) source_.refuse(value->begin, name.end, "expected a test's name");
+    if (name.kind != Token::Kind::name)
+      source_.refuse(value->begin, name.end, "expected a test's name");
     value = make(Kind::test, name.text, std::move(value));
     if (scanner_.take_symbol("(")) {
       arguments(*value);
@@ -538,7 +387,8 @@ class Parser {
     } else if (open < source.size() && source[open + 1] != '{' &&
                !(open + 2 < source.size() && source[open + 2] == '+')) {
       const size_t line = text.rfind('\n') + 1;  // npos + 1 is the beginning
-      if ((line > 0 || line_begins_) && strip_front(text.substr(line)).empty()) text = text.substr(0, line);
+      if ((line > 0 || line_begins_) && strip_front(text.substr(line)).empty())
+        text = text.substr(0, line);
     }
     if (!text.empty()) {
       Statement statement;
@@ -553,8 +403,10 @@ class Parser {
   void close(size_t behind, bool trims, bool trims_line) {
     const std::string_view source = source_.text();
     at_ = behind;
-    if (trims) at_ = source.size() - strip_front(source.substr(at_)).size();
-    else if (trims_line && at_ < source.size() && source[at_] == '\n') ++at_;
+    if (trims)
+      at_ = source.size() - strip_front(source.substr(at_)).size();
+    else if (trims_line && at_ < source.size() && source[at_] == '\n')
+      ++at_;
     line_begins_ = at_ > behind && source[at_ - 1] == '\n';
   }
 
@@ -566,7 +418,8 @@ class Parser {
     if (inside < source.size() && (source[inside] == '-' || source[inside] == '+')) ++inside;
     if (kind == '#') {
       const size_t hash = source.find("#}", inside);
-      if (hash == std::string_view::npos) source_.refuse(begin, begin + 2, "a comment is not closed with #}");
+      if (hash == std::string_view::npos)
+        source_.refuse(begin, begin + 2, "a comment is not closed with #}");
       const bool sign = hash > inside && (source[hash - 1] == '-' || source[hash - 1] == '+');
       close(hash + 2, sign && source[hash - 1] == '-', !sign || source[hash - 1] != '+');
       return;
@@ -580,7 +433,8 @@ class Parser {
       return;
     }
     const Token name = scanner.take();
-    if (name.kind == Token::Kind::name && std::find(ends.begin(), ends.end(), name.text) != ends.end()) {
+    if (name.kind == Token::Kind::name &&
+        std::find(ends.begin(), ends.end(), name.text) != ends.end()) {
       end = name.text;
       ending_.clear();
       if (name.text == "elif") {
@@ -590,16 +444,22 @@ class Parser {
       finish(statement, scanner, true);
       return;
     }
-    if (name.text == "if") block.push_back(condition(begin, scanner));
-    else if (name.text == "for") block.push_back(loop(begin, scanner));
-    else if (name.text == "set") block.push_back(assignment(begin, scanner));
-    else if (name.text == "macro") block.push_back(macro(begin, scanner));
-    else refuse_tag(begin, "this tag is unknown or out of place");
+    if (name.text == "if")
+      block.push_back(condition(begin, scanner));
+    else if (name.text == "for")
+      block.push_back(loop(begin, scanner));
+    else if (name.text == "set")
+      block.push_back(assignment(begin, scanner));
+    else if (name.text == "macro")
+      block.push_back(macro(begin, scanner));
+    else
+      refuse_tag(begin, "this tag is unknown or out of place");
   }
 
   [[noreturn]] void refuse_tag(size_t begin, const std::string& reason) const {
     const size_t close = source_.text().find("%}", begin);
-    source_.refuse(begin, close == std::string_view::npos ? source_.text().size() : close + 2, reason);
+    source_.refuse(begin, close == std::string_view::npos ? source_.text().size() : close + 2,
+                   reason);
   }
 
   Statement begun(Statement::Kind kind, size_t begin) {
@@ -696,25 +556,6 @@ class Parser {
 };
 
 }  // namespace
-
-Source::Source(std::string_view text, std::string origin) : origin_(std::move(origin)) {
-  require(text.size() <= kMaxSourceBytes, ErrorKind::unsupported, origin_, ": the chat template has ",
-          text.size(), " bytes, more than the ", kMaxSourceBytes, " allowed");
-  const std::string valid = valid_utf8(text);
-  for (size_t i = 0; i < valid.size(); ++i) {
-    if (valid[i] != '\r') text_ += valid[i];
-    else if (i + 1 == valid.size() || valid[i + 1] != '\n') text_ += '\n';
-  }
-  if (!text_.empty() && text_.back() == '\n') text_.pop_back();
-}
-
-void Source::refuse(size_t begin, size_t end, const std::string& reason) const {
-  constexpr size_t kMaxQuote = 160;
-  const auto line = std::count(text_.begin(), text_.begin() + static_cast<ptrdiff_t>(begin), '\n') + 1;
-  std::string quote = text_.substr(begin, std::min(end - begin, kMaxQuote));
-  if (end - begin > kMaxQuote) quote += "...";
-  fail(ErrorKind::unsupported, origin_, ", line ", line, ": ", quote, quote.empty() ? "" : ": ", reason);
-}
 
 Block parse(const Source& source) { return Parser(source).template_block(); }
 

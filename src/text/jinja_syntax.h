@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "text/jinja_scanner.h"
+
 namespace orrery::jinja {
 
 struct Expression;
@@ -16,9 +18,9 @@ using ExpressionPtr = std::unique_ptr<Expression>;
 
 struct Expression {
   enum class Kind {
-    text,         // text
-    integer,      // integer
-    boolean,      // integer 0 or 1
+    text,     // text
+    integer,  // integer
+    boolean,  // integer 0 or 1
     none,
     name,         // text
     list,         // parts
@@ -74,19 +76,6 @@ struct Statement {
   Block otherwise;
   size_t begin = 0;
   size_t end = 0;
-};
-
-// Refuses at a place of a source: "origin, line 3: <text>: reason".
-class Source {
- public:
-  // Line ends become \n and one at the end is dropped, as Jinja does.
-  Source(std::string_view text, std::string origin);
-  std::string_view text() const { return text_; }
-  [[noreturn]] void refuse(size_t begin, size_t end, const std::string& reason) const;
-
- private:
-  std::string text_;
-  std::string origin_;
 };
 
 Block parse(const Source& source);

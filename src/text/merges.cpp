@@ -46,8 +46,10 @@ Merges::Merge Merges::find(int32_t left, int32_t right) const {
 }
 
 void Merges::encode(std::string_view piece, std::vector<int64_t>& out) const {
-  if (piece.size() <= kShortPiece) encode_short(piece, out);
-  else encode_long(piece, out);
+  if (piece.size() <= kShortPiece)
+    encode_short(piece, out);
+  else
+    encode_long(piece, out);
 }
 
 void Merges::encode_short(std::string_view piece, std::vector<int64_t>& out) const {

@@ -22,7 +22,8 @@ std::vector<int64_t> encode(const std::vector<Merges::Rule>& rules, const std::s
 }
 
 // By the definition, with no data structure to get wrong.
-std::vector<int64_t> encode_plainly(const std::vector<Merges::Rule>& rules, const std::string& piece) {
+std::vector<int64_t> encode_plainly(const std::vector<Merges::Rule>& rules,
+                                    const std::string& piece) {
   std::map<std::pair<int64_t, int64_t>, size_t> rank;
   for (size_t i = 0; i < rules.size(); ++i) rank[{rules[i].left, rules[i].right}] = i;
   std::vector<int64_t> ids;
@@ -67,7 +68,9 @@ TEST(Merges, OfTwoEntriesForAPairTheLaterCounts) {
 
 TEST(Merges, ShortAndLongPiecesFollowTheDefinition) {
   std::mt19937 random(5);
-  const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % static_cast<uint32_t>(n)); };
+  const auto below = [&](int32_t n) {
+    return static_cast<int32_t>(random() % static_cast<uint32_t>(n));
+  };
   for (int round = 0; round < 20; ++round) {
     std::vector<Merges::Rule> rules;
     std::vector<int32_t> ids = {'a', 'b', 'c'};

@@ -34,8 +34,8 @@ std::string with_sentences(std::string_view prompt, const PromptSettings& settin
     require(std::isfinite(settings.fps) && settings.fps > 0, "fps: ", settings.fps,
             " is not a positive number of frames per second");
     const double duration = static_cast<double>(settings.num_frames) / settings.fps;
-    text = append(text, concat("The video", is, fixed(duration, 1), " seconds long and",
-                               is, "of ", fixed(settings.fps, 0), " FPS."));
+    text = append(text, concat("The video", is, fixed(duration, 1), " seconds long and", is, "of ",
+                               fixed(settings.fps, 0), " FPS."));
   }
   if (settings.resolution_template) {
     text = append(text, concat("This ", image ? "image" : "video", is, "of ", settings.height, "x",
@@ -51,8 +51,9 @@ struct ViewPoint {
 constexpr std::array kViewPoints = {
     ViewPoint{"ego_view",
               "This video is captured from a first-person perspective looking at the scene."},
-    ViewPoint{"third_person_view", "This video is captured from a third-person perspective looking "
-                                   "towards the agent from the front."},
+    ViewPoint{"third_person_view",
+              "This video is captured from a third-person perspective looking "
+              "towards the agent from the front."},
     ViewPoint{"wrist_view", "This video is captured from a wrist-mounted camera."},
     ViewPoint{"concat_view",
               "This video contains concatenated views from multiple camera perspectives."}};
@@ -83,7 +84,8 @@ int64_t round_half_even(double value) {
 
 std::string sentence_of(std::string_view prompt) {
   std::string text(strip_back(strip_front(prompt)));
-  if (!text.empty() && std::string_view(".!?").find(text.back()) == std::string_view::npos) text += '.';
+  if (!text.empty() && std::string_view(".!?").find(text.back()) == std::string_view::npos)
+    text += '.';
   return text;
 }
 
@@ -91,7 +93,8 @@ std::string sentence_of(std::string_view prompt) {
 
 std::string_view text_of(SystemPrompt prompt) {
   switch (prompt) {
-    case SystemPrompt::none: return {};
+    case SystemPrompt::none:
+      return {};
     case SystemPrompt::image:
       return "You are a helpful assistant who will generate images from a give prompt.";
     case SystemPrompt::video:
@@ -112,12 +115,13 @@ std::string negative_text(std::string_view prompt, const PromptSettings& setting
 }
 
 std::string action_text(const ActionCaption& caption) {
-  require(std::isfinite(caption.fps), "fps: ", caption.fps, " is not a number of frames per second");
+  require(std::isfinite(caption.fps), "fps: ", caption.fps,
+          " is not a number of frames per second");
   const double frames = static_cast<double>(caption.chunk_size) + 1;
   const double seconds = caption.fps > 0 ? frames / caption.fps : 0.0;
   constexpr double kMaxSeconds = 1e15;  // exact as integers
-  require(seconds >= 0 && seconds <= kMaxSeconds, "chunk size ", caption.chunk_size, " at ", caption.fps,
-          " fps lasts ", seconds, " seconds, which is not in 0..", kMaxSeconds);
+  require(seconds >= 0 && seconds <= kMaxSeconds, "chunk size ", caption.chunk_size, " at ",
+          caption.fps, " fps lasts ", seconds, " seconds, which is not in 0..", kMaxSeconds);
   const int64_t end = round_half_even(seconds);
 
   Json out = Json::object();
@@ -125,39 +129,43 @@ std::string action_text(const ActionCaption& caption) {
     if (caption.view_point != known.name) continue;
     out.set("cinematography", Json::object({{"framing", std::string(known.sentence)}}));
   }
-  const std::string time =
-      concat("0:00-", end / 60, ":", end % 60 < 10 ? "0" : "", end % 60);
-  out.set("actions", Json::array({Json::object({{"time", time},
-                                                {"description", sentence_of(valid_utf8(caption.prompt))}})}));
+  const std::string time = concat("0:00-", end / 60, ":", end % 60 < 10 ? "0" : "", end % 60);
+  out.set("actions",
+          Json::array({Json::object(
+              {{"time", time}, {"description", sentence_of(valid_utf8(caption.prompt))}})}));
   out.set("duration", concat(static_cast<int64_t>(seconds), "s"));
   out.set("fps", caption.fps);
   out.set("resolution", Json::object({{"H", caption.canvas_height}, {"W", caption.canvas_width}}));
-  out.set("aspect_ratio", std::string(nearest_aspect_ratio(caption.canvas_height, caption.canvas_width)));
+  out.set("aspect_ratio",
+          std::string(nearest_aspect_ratio(caption.canvas_height, caption.canvas_width)));
   return python_json(out);
 }
 
 std::vector<Message> conversation_of(SystemPrompt system, std::string text) {
   std::vector<Message> conversation;
-  if (system != SystemPrompt::none) conversation.push_back({"system", std::string(text_of(system))});
+  if (system != SystemPrompt::none)
+    conversation.push_back({"system", std::string(text_of(system))});
   conversation.push_back({"user", std::move(text)});
   return conversation;
 }
 
 std::string render_chat(const Tokenizer& tokenizer, const std::vector<Message>& conversation) {
-  require(!tokenizer.chat_template().empty(), ErrorKind::not_found, tokenizer.origin(),
-          ": no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json");
+  require(
+      !tokenizer.chat_template().empty(), ErrorKind::not_found, tokenizer.origin(),
+      ": no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json");
   const ChatTemplate chat(tokenizer.chat_template(), tokenizer.origin() + ": chat template");
   return chat.render(conversation, tokenizer.special_tokens());
 }
 
-std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, const std::vector<Message>& conversation) {
+std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer,
+                                const std::vector<Message>& conversation) {
   constexpr std::string_view kVisionStart = "<|vision_start|>";
   const std::optional<int64_t> eos = tokenizer.eos_id();
   require(eos.has_value(), ErrorKind::corrupt, tokenizer.origin(),
           ": tokenizer_config.json names no eos_token, which ends every prompt");
   const std::optional<int64_t> vision_start = tokenizer.id_of(kVisionStart);
-  require(vision_start.has_value(), ErrorKind::corrupt, tokenizer.origin(), ": tokenizer.json lacks the token ",
-          kVisionStart, ", which ends every prompt");
+  require(vision_start.has_value(), ErrorKind::corrupt, tokenizer.origin(),
+          ": tokenizer.json lacks the token ", kVisionStart, ", which ends every prompt");
   std::vector<int64_t> ids = tokenizer.encode(render_chat(tokenizer, conversation));
   ids.push_back(*eos);
   ids.push_back(*vision_start);

@@ -48,7 +48,8 @@ std::vector<Message> conversation_of(SystemPrompt system, std::string text);
 std::string render_chat(const Tokenizer& tokenizer, const std::vector<Message>& conversation);
 
 // Conversation -> rendered text -> ids, then eos and <|vision_start|>. Nothing is cut.
-std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, const std::vector<Message>& conversation);
+std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer,
+                                const std::vector<Message>& conversation);
 
 // The ids prompt_ids appends, which the limit does not count.
 inline constexpr int64_t kAppendedIds = 2;

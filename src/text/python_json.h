@@ -1,5 +1,5 @@
-// JSON text as Python's json.dumps writes it by default: ", " and ": " between items, everything but
-// ASCII escaped, floats as repr() prints them.
+// JSON text as Python's json.dumps writes it by default: ", " and ": " between items, everything
+// but ASCII escaped, floats as repr() prints them.
 #pragma once
 
 #include <string>

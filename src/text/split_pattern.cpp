@@ -24,9 +24,12 @@ std::string with_unicode_space(std::string_view pattern) {
       continue;
     }
     const char escaped = pattern[++i];
-    if (escaped == 's') out += "\\p{White_Space}";
-    else if (escaped == 'S') out += "\\P{White_Space}";
-    else (out += '\\') += escaped;
+    if (escaped == 's')
+      out += "\\p{White_Space}";
+    else if (escaped == 'S')
+      out += "\\P{White_Space}";
+    else
+      (out += '\\') += escaped;
   }
   return out;
 }
@@ -56,8 +59,8 @@ SplitPattern::SplitPattern(const std::string& pattern, const std::string& origin
   compiled_->code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &offset, nullptr);
-  require(compiled_->code != nullptr, ErrorKind::unsupported, origin, ": cannot compile the pattern \"",
-          pattern, "\": ", message_of(code));
+  require(compiled_->code != nullptr, ErrorKind::unsupported, origin,
+          ": cannot compile the pattern \"", pattern, "\": ", message_of(code));
   uint32_t matches_empty = 0;
   pcre2_pattern_info(compiled_->code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
   require(matches_empty == 0, ErrorKind::unsupported, origin, ": the pattern \"", pattern,
@@ -109,18 +112,18 @@ std::string_view SplitPattern::Matcher::next() {
   const size_t begin = state.position;
   if (begin == state.text.size()) return {};
   if (begin == state.match_end) {
-    const int found = pcre2_match(
-        state.compiled.code, reinterpret_cast<PCRE2_SPTR>(state.text.data()), state.text.size(),
-        begin, PCRE2_NO_UTF_CHECK, state.match, state.context);
+    const int found =
+        pcre2_match(state.compiled.code, reinterpret_cast<PCRE2_SPTR>(state.text.data()),
+                    state.text.size(), begin, PCRE2_NO_UTF_CHECK, state.match, state.context);
     require(found >= 0 || found == PCRE2_ERROR_NOMATCH, ErrorKind::unsupported,
-            state.compiled.origin, ": cannot match the pattern at byte ", begin, " of the text: ",
-            message_of(found));
+            state.compiled.origin, ": cannot match the pattern at byte ", begin,
+            " of the text: ", message_of(found));
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(state.match);
     state.match_begin = found < 0 ? state.text.size() : range[0];
     state.match_end = found < 0 ? state.text.size() : range[1];
     require(found < 0 || (state.match_begin >= begin && state.match_end > state.match_begin),
-            ErrorKind::unsupported, state.compiled.origin,
-            ": the pattern matched no text at byte ", begin);
+            ErrorKind::unsupported, state.compiled.origin, ": the pattern matched no text at byte ",
+            begin);
   }
   state.position = begin < state.match_begin ? state.match_begin : state.match_end;
   return state.text.substr(begin, state.position - begin);

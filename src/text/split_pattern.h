@@ -10,8 +10,8 @@ namespace orrery {
 // Matches become pieces, and so does the text between matches (behaviour "Isolated").
 class SplitPattern {
  public:
-  // `origin` names the pattern in errors. \s means Unicode White_Space, as in the reference's engine.
-  // Refused: what does not compile, and what can match the empty string.
+  // `origin` names the pattern in errors. \s means Unicode White_Space, as in the reference's
+  // engine. Refused: what does not compile, and what can match the empty string.
   SplitPattern(const std::string& pattern, const std::string& origin);
   SplitPattern(SplitPattern&&) noexcept;
   SplitPattern& operator=(SplitPattern&&) noexcept;

@@ -61,7 +61,8 @@ TEST(SplitPattern, WhiteSpaceIsThatOfUnicode) {
   EXPECT_EQ(split("\\s", "a\u200bb"), (Pieces{"a\u200bb"}));
   EXPECT_EQ(split("[\\S]+", "a\u180eb c\u3000d"), (Pieces{"a\u180eb", " ", "c", "\u3000", "d"}));
   EXPECT_EQ(split("\\\\s", "a\\s b"), (Pieces{"a", "\\s", " b"}));  // a backslash, then an s
-  for (const char* blank : {"\u00a0", "\u1680", "\u2000", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"}) {
+  for (const char* blank :
+       {"\u00a0", "\u1680", "\u2000", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"}) {
     EXPECT_EQ(split("\\s+", std::string("a") + blank), (Pieces{"a", blank}));
   }
   for (const char* other : {"\x1c", "\u2060", "\ufeff"}) {

@@ -27,8 +27,8 @@ bool flag(const Json& object, std::string_view key, bool absent) {
 
 // A flag that this knows in one state only.
 void require_flag(const Json& object, std::string_view key, bool wanted, bool absent) {
-  require(flag(object, key, absent) == wanted, ErrorKind::unsupported, object.where(), ": ", key, " ",
-          wanted ? "false" : "true", " is not supported, only ", wanted ? "true" : "false");
+  require(flag(object, key, absent) == wanted, ErrorKind::unsupported, object.where(), ": ", key,
+          " ", wanted ? "false" : "true", " is not supported, only ", wanted ? "true" : "false");
 }
 
 const std::string& type_of(const Json& object) { return object.at("type").as_string(); }
@@ -75,9 +75,10 @@ void check_post_processor(const Json& step) {
     for (const Json& part : step.at("processors").items()) check_post_processor(part);
     return;
   }
-  require(type == "ByteLevel" || type == "TemplateProcessing", ErrorKind::unsupported, step.where(),
-          ": the post_processor \"", type,
-          "\" is not supported, only \"ByteLevel\", \"TemplateProcessing\" and a \"Sequence\" of them");
+  require(
+      type == "ByteLevel" || type == "TemplateProcessing", ErrorKind::unsupported, step.where(),
+      ": the post_processor \"", type,
+      "\" is not supported, only \"ByteLevel\", \"TemplateProcessing\" and a \"Sequence\" of them");
 }
 
 // unk_token, fuse_unk and byte_fallback speak of symbols outside the vocabulary; all 256 are in it.
@@ -88,8 +89,9 @@ void check_model(const Json& model) {
           ": dropout is not supported: it makes ids random");
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json* text = present(model, affix);
-    require(text == nullptr || text->as_string().empty(), ErrorKind::unsupported, model.where(), ": ",
-            affix, " \"", text == nullptr ? "" : text->as_string(), "\" is not supported, only \"\"");
+    require(text == nullptr || text->as_string().empty(), ErrorKind::unsupported, model.where(),
+            ": ", affix, " \"", text == nullptr ? "" : text->as_string(),
+            "\" is not supported, only \"\"");
   }
 }
 
@@ -105,7 +107,8 @@ Vocabulary vocabulary_of(const Json& model) {
   return vocabulary;
 }
 
-std::pair<std::string_view, std::string_view> pair_of(const Json& entry, const std::string& origin) {
+std::pair<std::string_view, std::string_view> pair_of(const Json& entry,
+                                                      const std::string& origin) {
   if (entry.is_array()) {
     require(entry.items().size() == 2, ErrorKind::corrupt, origin, ": a merge of ",
             entry.items().size(), " parts; there must be 2");
@@ -114,7 +117,8 @@ std::pair<std::string_view, std::string_view> pair_of(const Json& entry, const s
   const std::string_view text = entry.as_string();
   const size_t blank = text.find(' ');
   require(blank != std::string_view::npos && text.find(' ', blank + 1) == std::string_view::npos,
-          ErrorKind::corrupt, origin, ": the merge \"", text, "\" must be two parts with one blank between");
+          ErrorKind::corrupt, origin, ": the merge \"", text,
+          "\" must be two parts with one blank between");
   return {text.substr(0, blank), text.substr(blank + 1)};
 }
 
@@ -155,13 +159,13 @@ AddedTokens added_tokens_of(const Json& file, Vocabulary& vocabulary) {
     const int64_t id = entry.at("id").as_int();
     require(!text.empty(), ErrorKind::corrupt, entry.where(), ": an added token without text");
     for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) {
-      require(!flag(entry, key, false), ErrorKind::unsupported, entry.where(), ": the added token \"",
-              text, "\" has ", key, " true, which is not supported");
+      require(!flag(entry, key, false), ErrorKind::unsupported, entry.where(),
+              ": the added token \"", text, "\" has ", key, " true, which is not supported");
     }
     const std::optional<int32_t> known = vocabulary.find(text);
     if (!known.has_value() || *known != id) vocabulary.add(text, id, entry.where());
-    require(added.text(id) == nullptr, ErrorKind::corrupt, entry.where(), ": the added token \"", text,
-            "\" is listed twice");
+    require(added.text(id) == nullptr, ErrorKind::corrupt, entry.where(), ": the added token \"",
+            text, "\" is listed twice");
     added.add(text, static_cast<int32_t>(id));
   }
   return added;
@@ -214,7 +218,8 @@ struct Tokenizer::Impl {
   Vocabulary vocabulary;
   Merges merges;
   AddedTokens added;
-  bool whole_pieces;  // ignore_merges: a piece that is an entry is that entry, whatever the merges say
+  bool whole_pieces;  // ignore_merges: a piece that is an entry is that entry, whatever the merges
+                      // say
   std::vector<Named> special_tokens;
   std::optional<int64_t> eos;
   std::string chat_template;
@@ -245,13 +250,15 @@ Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, const std::strin
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
-  auto impl = std::make_unique<Impl>(checked(Json::load(folder / "tokenizer.json")), folder.string());
+  auto impl =
+      std::make_unique<Impl>(checked(Json::load(folder / "tokenizer.json")), folder.string());
   const std::filesystem::path config_file = folder / "tokenizer_config.json";
   if (std::filesystem::exists(config_file)) {
     const Json config = Json::load(config_file);
     for (const auto& [name, value] : config.members()) {
       if (!name.ends_with("_token")) continue;
-      if (std::optional<std::string> text = token_text(value)) impl->special_tokens.push_back({name, *text});
+      if (std::optional<std::string> text = token_text(value))
+        impl->special_tokens.push_back({name, *text});
     }
     if (const Json* eos = present(config, "eos_token")) {
       const std::optional<std::string> text = token_text(*eos);
@@ -262,7 +269,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
               "\" is not in tokenizer.json");
       impl->eos = *id;
     }
-    if (const Json* text = present(config, "chat_template")) impl->chat_template = template_of(*text);
+    if (const Json* text = present(config, "chat_template"))
+      impl->chat_template = template_of(*text);
   }
   const std::filesystem::path template_file = folder / "chat_template.jinja";
   if (std::filesystem::exists(template_file)) impl->chat_template = read_text(template_file);
@@ -308,8 +316,8 @@ std::string Tokenizer::decode(std::span<const int64_t> ids) const {
       continue;
     }
     const std::optional<std::string_view> spelled = impl_->vocabulary.text(id);
-    require(spelled.has_value(), impl_->origin, ": the token id ", id, " is not in the vocabulary of ",
-            vocab_size(), " ids");
+    require(spelled.has_value(), impl_->origin, ": the token id ", id,
+            " is not in the vocabulary of ", vocab_size(), " ids");
     const std::optional<std::string> part = impl_->alphabet.bytes_of(*spelled);
     bytes += part.has_value() ? *part : *spelled;
   }
@@ -326,7 +334,9 @@ std::optional<int64_t> Tokenizer::id_of(std::string_view token) const {
 
 std::optional<int64_t> Tokenizer::eos_id() const { return impl_->eos; }
 const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
-const std::vector<Tokenizer::Named>& Tokenizer::special_tokens() const { return impl_->special_tokens; }
+const std::vector<Tokenizer::Named>& Tokenizer::special_tokens() const {
+  return impl_->special_tokens;
+}
 const std::string& Tokenizer::origin() const { return impl_->origin; }
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
-// Byte-level BPE from a Hugging Face tokenizer.json (Qwen type). Exact to the reference: added tokens
-// split off first, NFC, the Split pattern (PCRE2), bytes to symbols, merges by rank.
+// Byte-level BPE from a Hugging Face tokenizer.json (Qwen type). Exact to the reference: added
+// tokens split off first, NFC, the Split pattern (PCRE2), bytes to symbols, merges by rank.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class Tokenizer {
   int64_t vocab_size() const;  // largest id + 1
   // Of an added token's text or of a vocabulary entry as the file spells it.
   std::optional<int64_t> id_of(std::string_view token) const;
-  std::optional<int64_t> eos_id() const;    // eos_token of tokenizer_config.json
+  std::optional<int64_t> eos_id() const;     // eos_token of tokenizer_config.json
   const std::string& chat_template() const;  // empty when the folder has none
   // The tokens tokenizer_config.json names (eos_token, pad_token and so on): name, text.
   const std::vector<Named>& special_tokens() const;

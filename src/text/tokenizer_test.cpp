@@ -104,7 +104,8 @@ TEST(Tokenizer, AddedTokensLongestFirstSpecialOrNot) {
   add("<a><b", 601);
   add("<b>", 602);
   add("e\u0301", 603);
-  const Tokenizer tokenizer = Tokenizer::from_json(file.set("added_tokens", tokens).dump(), "t.json");
+  const Tokenizer tokenizer =
+      Tokenizer::from_json(file.set("added_tokens", tokens).dump(), "t.json");
   EXPECT_EQ(tokenizer.encode("<a><b>"), (Ids{601, 29}));
   EXPECT_EQ(tokenizer.encode("<a><a><b"), (Ids{600, 601}));
   EXPECT_EQ(tokenizer.encode("<a><b><b>"), (Ids{601, 29, 602}));
@@ -112,7 +113,8 @@ TEST(Tokenizer, AddedTokensLongestFirstSpecialOrNot) {
   EXPECT_EQ(tokenizer.encode("\u00e9"), (Ids{127, 102}));
   EXPECT_EQ(tokenizer.decode(Ids{603, 601}), "e\u0301<a><b");
   EXPECT_EQ(tokenizer.vocab_size(), 604);
-  expect_error(ErrorKind::invalid_argument, {"t.json", "550", "604"}, [&] { tokenizer.decode(Ids{550}); });
+  expect_error(ErrorKind::invalid_argument, {"t.json", "550", "604"},
+               [&] { tokenizer.decode(Ids{550}); });
 }
 
 TEST(Tokenizer, DecodesBytesAcrossTokens) {
@@ -137,24 +139,25 @@ TEST(Tokenizer, IdsByText) {
 // Every class of character, in runs and mixed.
 std::string random_text(std::mt19937& random) {
   static constexpr std::array<std::pair<uint32_t, uint32_t>, 14> kRanges = {{{0x0, 0x7F},
-                                                                            {0x20, 0x40},
-                                                                            {0x61, 0x7A},
-                                                                            {0x80, 0x2FF},
-                                                                            {0x300, 0x36F},
-                                                                            {0x590, 0x11FF},
-                                                                            {0x1100, 0x11FF},
-                                                                            {0x1E00, 0x206F},
-                                                                            {0x3000, 0x30FF},
-                                                                            {0x3400, 0x9FFF},
-                                                                            {0xAC00, 0xD7A3},
-                                                                            {0xE000, 0xFFFF},
-                                                                            {0x10000, 0x2FFFF},
-                                                                            {0xE0000, 0x10FFFF}}};
+                                                                             {0x20, 0x40},
+                                                                             {0x61, 0x7A},
+                                                                             {0x80, 0x2FF},
+                                                                             {0x300, 0x36F},
+                                                                             {0x590, 0x11FF},
+                                                                             {0x1100, 0x11FF},
+                                                                             {0x1E00, 0x206F},
+                                                                             {0x3000, 0x30FF},
+                                                                             {0x3400, 0x9FFF},
+                                                                             {0xAC00, 0xD7A3},
+                                                                             {0xE000, 0xFFFF},
+                                                                             {0x10000, 0x2FFFF},
+                                                                             {0xE0000, 0x10FFFF}}};
   std::string text;
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   for (uint32_t runs = below(8); runs > 0; --runs) {
     const auto [first, last] = kRanges[below(kRanges.size())];
-    for (uint32_t length = below(12); length > 0; --length) append_utf8(text, first + below(last - first + 1));
+    for (uint32_t length = below(12); length > 0; --length)
+      append_utf8(text, first + below(last - first + 1));
   }
   return text;
 }
@@ -204,7 +207,8 @@ TEST(Tokenizer, OlderFilesSpellMergesAsStrings) {
   for (const Json& pair : file.at("model").at("merges").items()) {
     merges.push(pair.at(size_t{0}).as_string() + " " + pair.at(1).as_string());
   }
-  EXPECT_EQ(changed({"model", "merges"}, merges).encode("the little red circle"), pico().encode("the little red circle"));
+  EXPECT_EQ(changed({"model", "merges"}, merges).encode("the little red circle"),
+            pico().encode("the little red circle"));
   expect_refused(ErrorKind::corrupt, {"model", "merges", "3"}, "ab", {"\"ab\"", "one blank"});
   expect_refused(ErrorKind::corrupt, {"model", "merges", "3"}, "a b c", {"\"a b c\"", "one blank"});
 }
@@ -227,22 +231,30 @@ TEST(Tokenizer, RefusesByName) {
   expect_refused(kind, {"model", "type"}, "WordPiece", {"model", "WordPiece", "BPE"});
   expect_refused(kind, {"model", "dropout"}, 0.1, {"dropout"});
   expect_refused(kind, {"model", "end_of_word_suffix"}, "</w>", {"end_of_word_suffix", "</w>"});
-  expect_refused(kind, {"model", "continuing_subword_prefix"}, "##", {"continuing_subword_prefix", "##"});
+  expect_refused(kind, {"model", "continuing_subword_prefix"}, "##",
+                 {"continuing_subword_prefix", "##"});
   expect_refused(kind, {"pre_tokenizer"}, Json(), {"pre_tokenizer"});
   expect_refused(kind, {"pre_tokenizer", "type"}, "Whitespace", {"pre_tokenizer", "Whitespace"});
-  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "type"}, "Digits", {"pretokenizers[0]", "Digits"});
-  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "behavior"}, "Removed", {"behavior", "Removed"});
+  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "type"}, "Digits",
+                 {"pretokenizers[0]", "Digits"});
+  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "behavior"}, "Removed",
+                 {"behavior", "Removed"});
   expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "invert"}, true, {"invert true"});
   expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "pattern"},
                  Json::object({{"String", " "}}), {"Regex"});
-  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "pattern", "Regex"}, "(", {"cannot compile"});
-  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "1", "add_prefix_space"}, true, {"add_prefix_space true"});
-  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "1", "use_regex"}, true, {"use_regex true"});
+  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "0", "pattern", "Regex"}, "(",
+                 {"cannot compile"});
+  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "1", "add_prefix_space"}, true,
+                 {"add_prefix_space true"});
+  expect_refused(kind, {"pre_tokenizer", "pretokenizers", "1", "use_regex"}, true,
+                 {"use_regex true"});
   expect_refused(kind, {"pre_tokenizer", "pretokenizers"}, Json::array(), {"0 steps"});
-  expect_refused(kind, {"post_processor", "type"}, "BertProcessing", {"post_processor", "BertProcessing"});
+  expect_refused(kind, {"post_processor", "type"}, "BertProcessing",
+                 {"post_processor", "BertProcessing"});
   expect_refused(kind, {"decoder", "type"}, "WordPiece", {"decoder", "WordPiece"});
   for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) {
-    expect_refused(kind, {"added_tokens", "1", flag}, true, {"added_tokens[1]", flag, "<|im_start|>"});
+    expect_refused(kind, {"added_tokens", "1", flag}, true,
+                   {"added_tokens[1]", flag, "<|im_start|>"});
   }
 }
 
@@ -283,15 +295,19 @@ TEST_F(TokenizerFolder, EosIsAStringOrAnObject) {
   EXPECT_EQ(load(R"({"eos_token": "<|endoftext|>"})").eos_id(), 538);
   EXPECT_EQ(load(R"({"eos_token": {"content": "<|im_end|>", "lstrip": false}})").eos_id(), 540);
   EXPECT_EQ(load(R"({"eos_token": null})").eos_id(), std::nullopt);
-  expect_error(ErrorKind::corrupt, {"tokenizer_config.json", "</s>"}, [&] { load(R"({"eos_token": "</s>"})"); });
-  expect_error(ErrorKind::corrupt, {"tokenizer_config.json", "eos_token"}, [&] { load(R"({"eos_token": 3})"); });
+  expect_error(ErrorKind::corrupt, {"tokenizer_config.json", "</s>"},
+               [&] { load(R"({"eos_token": "</s>"})"); });
+  expect_error(ErrorKind::corrupt, {"tokenizer_config.json", "eos_token"},
+               [&] { load(R"({"eos_token": 3})"); });
 }
 
 TEST_F(TokenizerFolder, TheTemplateOfTheFileComesFirst) {
   EXPECT_EQ(load(R"({"chat_template": "from config"})").chat_template(), "from config");
-  EXPECT_EQ(load(R"({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})")
-                .chat_template(),
-            "d");
+  EXPECT_EQ(
+      load(
+          R"({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})")
+          .chat_template(),
+      "d");
   expect_error(ErrorKind::corrupt, {"chat_template", "default"},
                [&] { load(R"({"chat_template": [{"name": "tools", "template": "t"}]})"); });
   folder_.write("chat_template.jinja", "from file");
@@ -299,7 +315,8 @@ TEST_F(TokenizerFolder, TheTemplateOfTheFileComesFirst) {
 }
 
 TEST_F(TokenizerFolder, NamedTokensAreKept) {
-  const Tokenizer tokenizer = load(R"({"eos_token": "<|im_end|>", "pad_token": {"content": "p"}, "bos_token": null,
+  const Tokenizer tokenizer =
+      load(R"({"eos_token": "<|im_end|>", "pad_token": {"content": "p"}, "bos_token": null,
                                        "add_bos_token": false})");
   EXPECT_EQ(tokenizer.special_tokens(),
             (std::vector<Tokenizer::Named>{{"eos_token", "<|im_end|>"}, {"pad_token", "p"}}));

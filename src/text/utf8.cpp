@@ -60,7 +60,9 @@ std::string valid_utf8(std::string_view bytes) {
 }
 
 char32_t next_code_point(std::string_view text, size_t& position) {
-  const auto at = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
+  const auto at = [&](size_t i) {
+    return static_cast<char32_t>(static_cast<unsigned char>(text[i]));
+  };
   const char32_t lead = at(position);
   const size_t i = position;
   if (lead < 0x80) {
@@ -76,7 +78,8 @@ char32_t next_code_point(std::string_view text, size_t& position) {
     return (lead & 0x0F) << 12 | (at(i + 1) & 0x3F) << 6 | (at(i + 2) & 0x3F);
   }
   position += 4;
-  return (lead & 0x07) << 18 | (at(i + 1) & 0x3F) << 12 | (at(i + 2) & 0x3F) << 6 | (at(i + 3) & 0x3F);
+  return (lead & 0x07) << 18 | (at(i + 1) & 0x3F) << 12 | (at(i + 2) & 0x3F) << 6 |
+         (at(i + 3) & 0x3F);
 }
 
 void append_utf8(std::string& out, char32_t c) {

@@ -14,7 +14,8 @@ ByteAlphabet::ByteAlphabet() {
   byte_.fill(-1);
   char32_t next = 256;
   for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    const bool printable =
+        (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
     const char32_t code_point = printable ? static_cast<char32_t>(byte) : next++;
     append_utf8(symbol_[static_cast<size_t>(byte)], code_point);
     byte_[code_point] = static_cast<int16_t>(byte);
@@ -63,7 +64,7 @@ void Vocabulary::grow() {
 
 size_t Vocabulary::slot_of(std::string_view text) const {
   const size_t mask = slots_.size() - 1;
-  size_t at = std::hash<std::string_view>{}(text) & mask;
+  size_t at = std::hash<std::string_view>{}(text)&mask;
   while (slots_[at] >= 0 && text_at(slots_[at]) != text) at = (at + 1) & mask;
   return at;
 }
@@ -119,7 +120,8 @@ AddedTokens::Match AddedTokens::find(std::string_view text, size_t from) const {
     for (size_t i = begin; i < text.size(); ++i) {
       node = child_of(node, text[i]);
       if (node < 0) break;
-      if (const int32_t id = nodes_[static_cast<size_t>(node)].id; id >= 0) longest = {begin, i + 1, id};
+      if (const int32_t id = nodes_[static_cast<size_t>(node)].id; id >= 0)
+        longest = {begin, i + 1, id};
     }
     if (longest.id >= 0) return longest;
   }
@@ -127,8 +129,9 @@ AddedTokens::Match AddedTokens::find(std::string_view text, size_t from) const {
 }
 
 const std::string* AddedTokens::text(int64_t id) const {
-  const auto found = std::lower_bound(texts_.begin(), texts_.end(), id,
-                                      [](const auto& entry, int64_t wanted) { return entry.first < wanted; });
+  const auto found =
+      std::lower_bound(texts_.begin(), texts_.end(), id,
+                       [](const auto& entry, int64_t wanted) { return entry.first < wanted; });
   return found != texts_.end() && found->first == id ? &found->second : nullptr;
 }
 

@@ -18,7 +18,8 @@ class ByteAlphabet {
  public:
   ByteAlphabet();
   const std::string& symbol(unsigned char byte) const { return symbol_[byte]; }
-  // The bytes that `spelled` (valid UTF-8) stands for; none when a character is not of the alphabet.
+  // The bytes that `spelled` (valid UTF-8) stands for; none when a character is not of the
+  // alphabet.
   std::optional<std::string> bytes_of(std::string_view spelled) const;
 
  private:

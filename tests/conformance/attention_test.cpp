@@ -15,8 +15,9 @@ struct AttentionCase {
 };
 
 const AttentionCase kCases[] = {
-    {1, 1, 1, 1, 8},      {5, 7, 2, 1, 16},    {64, 64, 4, 2, 64},   {100, 300, 4, 4, 40}, {97, 263, 8, 2, 64},
-    {33, 520, 2, 2, 128}, {20, 30, 1, 1, 640}, {17, 290, 2, 1, 1024}, {3, 257, 3, 1, 12},   {200, 9, 2, 2, 32},
+    {1, 1, 1, 1, 8},     {5, 7, 2, 1, 16},     {64, 64, 4, 2, 64},  {100, 300, 4, 4, 40},
+    {97, 263, 8, 2, 64}, {33, 520, 2, 2, 128}, {20, 30, 1, 1, 640}, {17, 290, 2, 1, 1024},
+    {3, 257, 3, 1, 12},  {200, 9, 2, 2, 32},
 };
 
 struct Problem {
@@ -33,38 +34,46 @@ Problem random_problem(Backend& backend, const AttentionCase& c, DType dtype, La
   return p;
 }
 
-// Scores of size s are off by about eps * s * sqrt(D), the weights by as much, the sums average that.
+// Scores of size s are off by about eps * s * sqrt(D), the weights by as much, the sums average
+// that.
 double units(const AttentionCase& c) { return 12 + std::sqrt(double(c.d)); }
 
+// Half a unit of 2^-8 of each weight where tensor cores take them in bf16.
+double weight_rounding(const Backend& backend, DType dtype) {
+  return dtype == DType::bf16 && backend.device() == DeviceKind::cuda &&
+                 backend.last_attention() != "reference"
+             ? 0x1p15
+             : 0;
+}
+
 TEST_P(Attention, DenseAndCausal) {
-  for (const std::string& name : candidate().attention) {
-    for (const AttentionCase& c : kCases) {
-      for (DType dtype : {DType::f32, DType::bf16}) {
-        for (bool causal : {false, true}) {
-          for (float scale : {1 / std::sqrt(float(c.d)), -0.1f}) {
-            SCOPED_TRACE(testing::Message() << name << " " << c.queries << " x " << c.keys << " heads " << c.heads
-                                            << "/" << c.kv_heads << " of " << c.d << " " << name_of(dtype)
-                                            << " causal " << causal << " scale " << scale);
-            Problem p = random_problem(*backend_, c, dtype, Layout::outer_gaps);
-            TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, dtype, Layout::outer_gaps);
-            TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
-            AttentionPlan plan;
-            plan.causal = causal;
-            plan.scale = scale;
-            plan.implementation = name;
-            plan.lse = lse.device();
-            backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
-            if (!name.empty()) {
-              EXPECT_EQ(backend_->last_attention(), name);
-            }
-            const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
-            const reference::Values size(want.out.size(), 1.5);
-            // Tensor cores take the weights in bf16: half a unit of 2^-8 of each.
-            const bool rounds_weights = dtype == DType::bf16 && backend_->device() == DeviceKind::cuda &&
-                                        backend_->last_attention() != "reference";
-            expect_close(out, want.out, units(c) + (rounds_weights ? 0x1p15 : 0), 1, size);
-            expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
+  for (const AttentionCase& c : kCases) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (bool causal : {false, true}) {
+        // The second scale turns the order of the scores round.
+        AttentionPlan plan;
+        plan.causal = causal;
+        plan.scale = causal == (dtype == DType::f32) ? -0.1f : 1 / std::sqrt(float(c.d));
+        Problem p = random_problem(*backend_, c, dtype, Layout::outer_gaps);
+        const reference::Attention want =
+            reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+        for (const std::string& name : candidate().attention) {
+          SCOPED_TRACE(testing::Message()
+                       << name << " " << c.queries << " x " << c.keys << " heads " << c.heads << "/"
+                       << c.kv_heads << " of " << c.d << " " << name_of(dtype) << " causal "
+                       << causal << " scale " << plan.scale);
+          TestTensor out =
+              poisoned(*backend_, {c.queries, c.heads, c.d}, dtype, Layout::outer_gaps);
+          TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
+          plan.implementation = name;
+          plan.lse = lse.device();
+          backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+          if (!name.empty()) {
+            EXPECT_EQ(backend_->last_attention(), name);
           }
+          expect_close(out, want.out, units(c) + weight_rounding(*backend_, dtype), 1,
+                       reference::Values(want.out.size(), 1.5));
+          expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
         }
       }
     }
@@ -73,8 +82,8 @@ TEST_P(Attention, DenseAndCausal) {
 
 // A mask on the device with random, sorted lists.
 struct TestMask {
-  TestMask(Backend& backend, int64_t lists, int64_t queries, int64_t keys, int64_t block_q, int64_t block_k,
-           double keep, uint64_t seed) {
+  TestMask(Backend& backend, int64_t lists, int64_t queries, int64_t keys, int64_t block_q,
+           int64_t block_k, double keep, uint64_t seed) {
     const int64_t rows = (queries + block_q - 1) / block_q, blocks = (keys + block_k - 1) / block_k;
     std::mt19937_64 engine(seed);
     std::vector<int32_t> ids(size_t(lists * rows * blocks), -1), counts;
@@ -88,11 +97,12 @@ struct TestMask {
       }
       counts.push_back(count);
     }
-    const auto place = [&](const std::vector<int32_t>& values, Shape shape, Tensor& host, Tensor& device) {
-      host = allocate_host_tensor(shape, DType::i32);
-      std::memcpy(host.view.mut(), values.data(), values.size() * 4);
-      device = backend.allocate_tensor(shape, DType::i32);
-      backend.upload(device.view, host.view);
+    const auto place = [&](const std::vector<int32_t>& values, Shape shape, Tensor& here,
+                           Tensor& there) {
+      here = allocate_host_tensor(shape, DType::i32);
+      std::memcpy(here.view.mut(), values.data(), values.size() * 4);
+      there = backend.allocate_tensor(shape, DType::i32);
+      backend.upload(there.view, here.view);
     };
     place(ids, {lists, rows, blocks}, host_ids, device_ids);
     place(counts, {lists, rows}, host_counts, device_counts);
@@ -107,12 +117,14 @@ TEST_P(Attention, BlockSparse) {
   const int64_t blocks[][2] = {{64, 64}, {16, 32}, {128, 64}, {32, 256}, {48, 40}};
   for (const std::string& name : candidate().attention) {
     for (const auto& block : blocks) {
-      for (const AttentionCase& c : {AttentionCase{200, 333, 4, 2, 64}, {130, 600, 2, 2, 24}, {64, 256, 2, 1, 128}}) {
+      for (const AttentionCase& c :
+           {AttentionCase{130, 333, 4, 2, 32}, {70, 600, 2, 2, 24}, {64, 256, 2, 1, 64}}) {
         for (bool shared : {false, true}) {
-          SCOPED_TRACE(testing::Message() << name << " blocks " << block[0] << " x " << block[1] << " keys " << c.keys
-                                          << " shared lists " << shared);
+          SCOPED_TRACE(testing::Message() << name << " blocks " << block[0] << " x " << block[1]
+                                          << " keys " << c.keys << " shared lists " << shared);
           Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
-          const TestMask mask(*backend_, shared ? 1 : c.heads, c.queries, c.keys, block[0], block[1], 0.4, 7);
+          const TestMask mask(*backend_, shared ? 1 : c.heads, c.queries, c.keys, block[0],
+                              block[1], 0.4, 7);
           TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, DType::f32);
           TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
           AttentionPlan plan;
@@ -122,7 +134,8 @@ TEST_P(Attention, BlockSparse) {
           plan.lse = lse.device();
           backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
           plan.mask = &mask.host;
-          const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+          const reference::Attention want =
+              reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
           expect_close(out, want.out, units(c), 1, reference::Values(want.out.size(), 1.5));
           expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
         }
@@ -134,9 +147,9 @@ TEST_P(Attention, BlockSparse) {
 // B63, B67: a plan that keeps every block is the dense plan, bit for bit, ragged tails included.
 TEST_P(Attention, AllBlocksKeptIsDenseBitForBit) {
   for (const std::string& name : candidate().attention) {
-    for (int64_t keys : {320, 321, 352, 383}) {
+    for (int64_t keys : {320, 321, 383}) {
       for (int64_t block_k : {16, 64, 128}) {
-        const AttentionCase c{150, keys, 4, 2, 64};
+        const AttentionCase c{70, keys, 2, 1, 32};
         Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
         const TestMask mask(*backend_, 1, c.queries, keys, 64, block_k, 2.0, 1);
         AttentionPlan plan;
@@ -180,7 +193,8 @@ TEST_P(Attention, UnselectedBlocksMayHoldNan) {
     TestTensor out = poisoned(*backend_, {64, 2, 32}, DType::f32);
     backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
     plan.mask = &mask.host;
-    const reference::Attention want = reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
+    const reference::Attention want =
+        reference::attention(p.q.host(), p.k.host(), p.v.host(), plan);
     expect_close(out, want.out, units(c), 1, reference::Values(want.out.size(), 1.5));
   }
 }
@@ -237,14 +251,16 @@ TEST_P(Attention, RowsWithoutKeysAreZero) {
     k.randomise(2);
     v.randomise(3);
     {
-      TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32), lse = poisoned(*backend_, {2, 5}, DType::f32);
+      TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32),
+                 lse = poisoned(*backend_, {2, 5}, DType::f32);
       plan.lse = lse.device();
       backend_->attention(out.device(), q.device(), View(k.device()).slice(0, 0, 0),
                           View(v.device()).slice(0, 0, 0), plan);
       expect_close(out, reference::Values(80, 0.0), 0);
       expect_close(lse, reference::Values(10, none), 0);
     }
-    TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32), lse = poisoned(*backend_, {2, 5}, DType::f32);
+    TestTensor out = poisoned(*backend_, {5, 2, 8}, DType::f32),
+               lse = poisoned(*backend_, {2, 5}, DType::f32);
     plan.lse = lse.device();
     plan.causal = true;  // rows 0 and 1 see nothing
     backend_->attention(out.device(), q.device(), k.device(), v.device(), plan);

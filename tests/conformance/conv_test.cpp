@@ -16,22 +16,50 @@ struct ConvCase {
 };
 
 const ConvCase kCases[] = {
-    {"causal 3x3x3, 24 channels", {3, 9, 35, 24}, 24, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
-    {"causal 3x3x3 with cached frames", {4, 6, 7, 8}, 16, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
+    {"causal 3x3x3, 24 channels",
+     {3, 9, 35, 24},
+     24,
+     {3, 3, 3},
+     {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
+    {"causal 3x3x3 with cached frames",
+     {4, 6, 7, 8},
+     16,
+     {3, 3, 3},
+     {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
     {"odd channels", {2, 5, 6, 3}, 4, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
     {"twelve to three", {1, 8, 40, 12}, 3, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
     {"one channel", {1, 4, 4, 1}, 1, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
     {"pointwise", {2, 5, 17, 48}, 96, {1, 1, 1}, {}},
     {"pointwise, many channels", {1, 3, 5, 400}, 330, {1, 1, 1}, {}},
     {"time only", {5, 4, 6, 16}, 32, {3, 1, 1}, {{1, 1, 1}, {1, 1, 1}, {2, 0, 0}, {0, 0, 0}}},
-    {"time only, stride 2", {5, 4, 6, 16}, 16, {3, 1, 1}, {{2, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}},
+    {"time only, stride 2",
+     {5, 4, 6, 16},
+     16,
+     {3, 1, 1},
+     {{2, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}},
     {"3x3 per frame", {2, 12, 33, 40}, 40, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"stride 2, padded right and bottom", {2, 10, 12, 24}, 24, {1, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}}},
+    {"stride 2, padded right and bottom",
+     {2, 10, 12, 24},
+     24,
+     {1, 3, 3},
+     {{1, 2, 2}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}}},
     {"1-D", {1, 1, 301, 20}, 28, {1, 1, 7}, {{1, 1, 1}, {1, 1, 1}, {0, 0, 3}, {0, 0, 3}}},
     {"1-D dilated", {1, 1, 301, 20}, 28, {1, 1, 7}, {{1, 1, 1}, {1, 1, 9}, {0, 0, 27}, {0, 0, 27}}},
-    {"dilated everywhere", {6, 7, 8, 5}, 9, {2, 2, 3}, {{1, 2, 1}, {3, 2, 2}, {1, 1, 2}, {2, 1, 2}}},
-    {"channels deeper than a slice", {1, 3, 4, 150}, 20, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"kernel larger than the input", {1, 2, 2, 8}, 8, {3, 5, 5}, {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {0, 2, 2}}},
+    {"dilated everywhere",
+     {6, 7, 8, 5},
+     9,
+     {2, 2, 3},
+     {{1, 2, 1}, {3, 2, 2}, {1, 1, 2}, {2, 1, 2}}},
+    {"channels deeper than a slice",
+     {1, 3, 4, 150},
+     20,
+     {1, 3, 3},
+     {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
+    {"kernel larger than the input",
+     {1, 2, 2, 8},
+     8,
+     {3, 5, 5},
+     {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {0, 2, 2}}},
     {"far padding", {1, 2, 2, 8}, 8, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 5, 4}, {1, 3, 6}}},
 };
 
@@ -39,7 +67,8 @@ TEST_P(Convolution, EveryShape) {
   for (const ConvCase& c : kCases) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       for (Layout layout : {Layout::contiguous, Layout::pitched, Layout::outer_gaps}) {
-        SCOPED_TRACE(testing::Message() << c.what << " " << name_of(dtype) << " layout " << int(layout));
+        SCOPED_TRACE(testing::Message()
+                     << c.what << " " << name_of(dtype) << " layout " << int(layout));
         TestTensor x(*backend_, c.x, dtype, layout);
         TestTensor w(*backend_, {c.cout, c.x[3], c.kernel[0], c.kernel[1], c.kernel[2]},
                      layout == Layout::pitched ? DType::bf16 : dtype);
@@ -51,20 +80,24 @@ TEST_P(Convolution, EveryShape) {
         for (int i = 0; i < 3; ++i) {
           const auto a = size_t(i);
           shape[i] = (c.x[i] + c.conv.pad_before[a] + c.conv.pad_after[a] -
-                      c.conv.dilation[a] * (c.kernel[a] - 1) - 1) / c.conv.stride[a] + 1;
+                      c.conv.dilation[a] * (c.kernel[a] - 1) - 1) /
+                         c.conv.stride[a] +
+                     1;
         }
         TestTensor residual(*backend_, shape, dtype, layout);
         residual.randomise(4);
         TestTensor out = poisoned(*backend_, shape, dtype, layout);
         const bool full = layout != Layout::contiguous;
-        const View b = full ? View(bias.device()) : View{}, r = full ? View(residual.device()) : View{};
+        const View b = full ? View(bias.device()) : View{},
+                   r = full ? View(residual.device()) : View{};
         const View hb = full ? bias.host() : View{}, hr = full ? residual.host() : View{};
         backend_->conv3d(out.device(), x.device(), w.device(), b, c.conv, r);
-        reference::Values size = reference::conv3d(absolute(*backend_, x).host(), absolute(*backend_, w).host(),
-                                                   {}, c.conv, {});
+        reference::Values size = reference::conv3d(absolute(*backend_, x).host(),
+                                                   absolute(*backend_, w).host(), {}, c.conv, {});
         for (double& value : size) value += 4;
         const double depth = double(w.host().numel() / c.cout);
-        expect_close(out, reference::conv3d(x.host(), w.host(), hb, c.conv, hr), 2 + std::sqrt(depth), 1, size);
+        expect_close(out, reference::conv3d(x.host(), w.host(), hb, c.conv, hr),
+                     2 + std::sqrt(depth), 1, size);
       }
     }
   }
@@ -84,7 +117,8 @@ TEST_P(Convolution, ResidualMayBeTheOutput) {
 
 // The zeros of the padding must not be read from memory that holds something else.
 TEST_P(Convolution, PaddingIsZeroBesideNan) {
-  TestTensor x(*backend_, {1, 1, 5, 8}, DType::f32, Layout::pitched), w(*backend_, {8, 8, 3, 3, 3}, DType::f32);
+  TestTensor x(*backend_, {1, 1, 5, 8}, DType::f32, Layout::pitched),
+      w(*backend_, {8, 8, 3, 3, 3}, DType::f32);
   x.randomise(8);
   w.randomise(9);
   const Conv3d conv{{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}};
@@ -98,17 +132,22 @@ TEST_P(Convolution, Transposed) {
   struct Case {
     int64_t length, cin, cout, taps, stride, padding;
   };
-  for (const Case& c : {Case{9, 6, 10, 4, 2, 1}, {31, 16, 24, 10, 5, 3}, {7, 3, 5, 8, 4, 2},
-                        {120, 32, 16, 16, 8, 4}, {5, 4, 4, 3, 1, 1}, {6, 2, 3, 2, 4, 0}}) {
+  for (const Case& c : {Case{9, 6, 10, 4, 2, 1},
+                        {31, 16, 24, 10, 5, 3},
+                        {7, 3, 5, 8, 4, 2},
+                        {120, 32, 16, 16, 8, 4},
+                        {5, 4, 4, 3, 1, 1},
+                        {6, 2, 3, 2, 4, 0}}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(testing::Message() << "taps " << c.taps << " stride " << c.stride);
-      TestTensor x(*backend_, {c.length, c.cin}, dtype, Layout::pitched), w(*backend_, {c.cin, c.cout, c.taps}, dtype),
-          bias(*backend_, {c.cout}, DType::f32);
+      TestTensor x(*backend_, {c.length, c.cin}, dtype, Layout::pitched),
+          w(*backend_, {c.cin, c.cout, c.taps}, dtype), bias(*backend_, {c.cout}, DType::f32);
       x.randomise(10);
       w.randomise(11, 0.5);
       bias.randomise(12);
       TestTensor out = poisoned(*backend_, {c.length * c.stride, c.cout}, dtype, Layout::pitched);
-      backend_->conv_transpose1d(out.device(), x.device(), w.device(), bias.device(), c.stride, c.padding);
+      backend_->conv_transpose1d(out.device(), x.device(), w.device(), bias.device(), c.stride,
+                                 c.padding);
       const reference::Values want =
           reference::conv_transpose1d(x.host(), w.host(), bias.host(), c.stride, c.padding);
       expect_close(out, want, 12, 1, reference::Values(want.size(), double(c.cin)));

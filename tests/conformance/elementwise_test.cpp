@@ -82,8 +82,8 @@ TEST_P(Elementwise, CopyRoundsToNearestEvenAndKeepsNan) {
   x.assign({1.00390625, 1.01171875, NAN, INFINITY, 3.39e38, 3.4e38});
   TestTensor out = poisoned(*backend_, {6}, DType::bf16);
   backend_->copy(out.device(), x.device());
-  // 1 + 2^-8 and 1 + 3 2^-8 lie half way and go to the even neighbours; the largest bf16 is 3.3895e38 and
-  // what is nearer to the next step becomes infinity.
+  // 1 + 2^-8 and 1 + 3 2^-8 lie half way and go to the even neighbours; the largest bf16
+  // is 3.3895e38 and what is nearer to the next step becomes infinity.
   expect_close(out, {1.0, 1.015625, NAN, INFINITY, 3.3895313892515355e38, INFINITY}, 0);
 }
 
@@ -226,25 +226,32 @@ TEST_P(Elementwise, Snake) {
     beta.randomise(62, 0.7);
     TestTensor out = poisoned(*backend_, {57, 70}, dtype, Layout::pitched);
     backend_->snake(out.device(), x.device(), alpha.device(), beta.device());
-    // sin^2 turns a relative error of its argument y into one of |y|: exp(alpha) and the product are
-    // each rounded, and the sum is scaled by 1 / exp(beta).
+    // sin^2 turns a relative error of its argument y into one of |y|: exp(alpha) and the product
+    // are each rounded, and the sum is scaled by 1 / exp(beta).
     const reference::Values xs = reference::values(x.host()), a = reference::values(alpha.host()),
                             b = reference::values(beta.host());
     reference::Values magnitude(xs.size());
     for (size_t i = 0; i < xs.size(); ++i) {
-      magnitude[i] = std::fabs(xs[i]) + (1 + std::fabs(std::exp(a[i % 70]) * xs[i])) / std::exp(b[i % 70]);
+      magnitude[i] =
+          std::fabs(xs[i]) + (1 + std::fabs(std::exp(a[i % 70]) * xs[i])) / std::exp(b[i % 70]);
     }
     expect_close(out, reference::snake(x.host(), alpha.host(), beta.host()), 4, 1, magnitude);
   }
 }
 
 TEST_P(Elementwise, SnakeFarFromZero) {
-  TestTensor x(*backend_, {1, 4}, DType::f32), zero(*backend_, {4}, DType::f32);
+  TestTensor x(*backend_, {1, 4}, DType::f32), alpha(*backend_, {4}, DType::f32),
+      beta(*backend_, {4}, DType::f32);
   x.assign({1e5, -3e6, 4000, 1});
-  zero.assign({0, 0, 0, 0});
+  alpha.assign({0, 0, 0, 0});
+  beta.assign(reference::Values(4, -14));  // makes the wave as large as its argument
   TestTensor out = poisoned(*backend_, {1, 4}, DType::f32);
-  backend_->snake(out.device(), x.device(), zero.device(), zero.device());
-  expect_close(out, reference::snake(x.host(), zero.host(), zero.host()), 4);
+  backend_->snake(out.device(), x.device(), alpha.device(), beta.device());
+  reference::Values magnitude;
+  for (double value : reference::values(x.host())) {
+    magnitude.push_back(std::fabs(value) + std::exp(14.0));
+  }
+  expect_close(out, reference::snake(x.host(), alpha.host(), beta.host()), 8, 1, magnitude);
 }
 
 }  // namespace

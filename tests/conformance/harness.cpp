@@ -53,7 +53,8 @@ namespace {
 constexpr auto kCanary = std::byte{0xff};  // a NaN in every float type
 }
 
-TestTensor::TestTensor(Backend& backend, Shape shape, DType dtype, Layout layout) : backend_(&backend) {
+TestTensor::TestTensor(Backend& backend, Shape shape, DType dtype, Layout layout)
+    : backend_(&backend) {
   Shape outer = shape;
   const int last = shape.rank() - 1;
   if (layout == Layout::pitched) outer[last] += 8;
@@ -65,8 +66,8 @@ TestTensor::TestTensor(Backend& backend, Shape shape, DType dtype, Layout layout
   host_parent_ = allocate_host_tensor(flat, dtype);
   std::memset(host_parent_.view.mut(), int(kCanary), size_t(host_parent_.view.bytes()));
   const auto inside = [&](const View& parent) {
-    View view = make_view(static_cast<const std::byte*>(parent.data) + kMargin * size_of(dtype), outer,
-                          dtype, parent.device);
+    View view = make_view(static_cast<const std::byte*>(parent.data) + kMargin * size_of(dtype),
+                          outer, dtype, parent.device);
     for (int i = 0; i <= last; ++i) {
       const int64_t extra = outer[i] - shape[i];
       if (extra) view = view.slice(i, layout == Layout::pitched ? extra / 2 : 0, shape[i]);
@@ -105,7 +106,8 @@ bool TestTensor::download() {
   std::vector<std::byte> got(host_parent_.view.as<std::byte>(),
                              host_parent_.view.as<std::byte>() + host_parent_.view.bytes());
   const auto size = size_t(size_of(host_.dtype));
-  const auto base = size_t(static_cast<const std::byte*>(host_.data) - host_parent_.view.as<std::byte>());
+  const auto base =
+      size_t(static_cast<const std::byte*>(host_.data) - host_parent_.view.as<std::byte>());
   for (int64_t i = 0; i < host_.numel(); ++i) {
     int64_t rest = i, offset = 0;
     for (int d = host_.rank() - 1; d >= 0; --d) {
@@ -143,7 +145,8 @@ void expect_close(TestTensor& out, const reference::Values& want, double units, 
     }
   }
   EXPECT_LE(worst, 0) << "element " << at << " is " << got[at] << ", expected " << want[at]
-                      << ", magnitude " << (magnitude.empty() ? std::fabs(want[at]) : magnitude[at]);
+                      << ", magnitude "
+                      << (magnitude.empty() ? std::fabs(want[at]) : magnitude[at]);
 }
 
 TestTensor absolute(Backend& backend, const TestTensor& x) {

@@ -19,7 +19,7 @@ namespace orrery::conformance {
 struct Candidate {
   std::string name;
   std::function<std::unique_ptr<Backend>()> make;
-  std::string absent;  // reason; empty when make() works
+  std::string absent;                  // reason; empty when make() works
   std::vector<std::string> attention;  // the implementations it has
 };
 // Every instruction set of the CPU backend, and the CUDA backend.
@@ -61,11 +61,12 @@ class TestTensor {
 // Output of a case: NaN everywhere, also around it.
 TestTensor poisoned(Backend& backend, Shape shape, DType dtype, Layout layout = Layout::contiguous);
 
-// Fails unless |got - want| <= units * 2^-24 * magnitude + rounding * |want| for every element, and the
-// bytes around the output are untouched. rounding is half a unit in the last place of the output type,
-// times `roundings`. magnitude (what was added up, in absolute values) defaults to |want|.
-void expect_close(TestTensor& out, const reference::Values& want, double units, double roundings = 1,
-                  const reference::Values& magnitude = {});
+// Fails unless |got - want| <= units * 2^-24 * magnitude + rounding * |want| for every element, and
+// the bytes around the output are untouched. rounding is half a unit in the last place of the
+// output type, times `roundings`. magnitude (what was added up, in absolute values) defaults to
+// |want|.
+void expect_close(TestTensor& out, const reference::Values& want, double units,
+                  double roundings = 1, const reference::Values& magnitude = {});
 
 // Absolute values, to run a reference on for the magnitude of its sums.
 TestTensor absolute(Backend& backend, const TestTensor& x);
@@ -83,8 +84,8 @@ std::string candidate_name(const testing::TestParamInfo<size_t>& info);
 
 }  // namespace orrery::conformance
 
-#define ORRERY_CONFORMANCE(Suite)                                                         \
-  class Suite : public ::orrery::conformance::Conformance {};                             \
-  INSTANTIATE_TEST_SUITE_P(                                                               \
-      Backends, Suite, testing::Range(size_t{0}, ::orrery::conformance::candidates().size()), \
-      ::orrery::conformance::candidate_name)
+#define ORRERY_CONFORMANCE(Suite)                                                                 \
+  class Suite : public ::orrery::conformance::Conformance {};                                     \
+  INSTANTIATE_TEST_SUITE_P(Backends, Suite,                                                       \
+                           testing::Range(size_t{0}, ::orrery::conformance::candidates().size()), \
+                           ::orrery::conformance::candidate_name)

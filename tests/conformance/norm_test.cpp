@@ -9,8 +9,8 @@ ORRERY_CONFORMANCE(Norms);
 
 constexpr DType kFloats[] = {DType::f32, DType::bf16};
 
-// In bf16 an intermediate that lies on a rounding boundary may fall to either side: one more unit in the
-// last place.
+// In bf16 an intermediate that lies on a rounding boundary may fall to either side: one more unit
+// in the last place.
 double roundings(DType dtype) { return dtype == DType::bf16 ? 3 : 1; }
 
 TEST_P(Norms, EveryKind) {
@@ -18,16 +18,19 @@ TEST_P(Norms, EveryKind) {
     for (bool silu : {false, true}) {
       for (DType dtype : kFloats) {
         for (int64_t n : {1, 3, 12, 24, 96, 256, 1030, 4096}) {
-          SCOPED_TRACE(testing::Message() << "kind " << int(kind) << " silu " << silu << " width " << n);
-          TestTensor x(*backend_, {5, 7, n}, dtype, Layout::pitched), weight(*backend_, {n}, DType::f32);
+          SCOPED_TRACE(testing::Message()
+                       << "kind " << int(kind) << " silu " << silu << " width " << n);
+          TestTensor x(*backend_, {5, 7, n}, dtype, Layout::pitched),
+              weight(*backend_, {n}, DType::f32);
           x.randomise(1, 2);
           weight.randomise(2);
           TestTensor out = poisoned(*backend_, {5, 7, n}, dtype, Layout::outer_gaps);
           const Norm norm{kind, 1e-5f, silu};
           backend_->rms_norm(out.device(), x.device(), weight.device(), norm);
-          // The sum of squares loses at most sqrt(n) units; silu's slope is at most 1.1 and near zero
-          // of the result the argument's error stays.
-          reference::Values size = reference::rms_norm(x.host(), weight.host(), {kind, 1e-5f, false});
+          // The sum of squares loses at most sqrt(n) units; silu's slope is at most 1.1 and near
+          // zero of the result the argument's error stays.
+          reference::Values size =
+              reference::rms_norm(x.host(), weight.host(), {kind, 1e-5f, false});
           for (double& value : size) value = std::fabs(value) + (silu ? 0.3 : 0);
           const double slope_error = silu && dtype == DType::bf16 ? 0x1p16 : 0;
           expect_close(out, reference::rms_norm(x.host(), weight.host(), norm),
@@ -88,19 +91,22 @@ TEST_P(Norms, HeadNormAndRotation) {
           sin.assign(s);
           TestTensor out = poisoned(*backend_, {9, 3, d}, dtype, Layout::outer_gaps);
           const Norm norm{kind, 1e-6f, false};
-          const View w = weighted ? View(weight.device()) : View{}, hw = weighted ? weight.host() : View{};
+          const View w = weighted ? View(weight.device()) : View{},
+                     hw = weighted ? weight.host() : View{};
           backend_->qk_norm_rope(out.device(), x.device(), w, cos.device(), sin.device(), norm);
           const reference::Values want =
               reference::qk_norm_rope(x.host(), hw, cos.host(), sin.host(), norm);
-          // Either product may dominate the other: magnitude is the pair's length. In bf16 the normed
-          // value may round to a neighbour, a unit of the larger product.
+          // Either product may dominate the other: magnitude is the pair's length. In bf16 the
+          // normed value may round to a neighbour, a unit of the larger product.
           reference::Values size(want.size());
           for (size_t i = 0; i < want.size(); ++i) {
-            const size_t j = i % size_t(d), pair = j < size_t(d / 2) ? i + size_t(d / 2) : i - size_t(d / 2);
+            const size_t j = i % size_t(d),
+                         pair = j < size_t(d / 2) ? i + size_t(d / 2) : i - size_t(d / 2);
             size[i] = std::hypot(want[i], want[pair]);
           }
           const double neighbour = dtype == DType::bf16 ? 0x1.4p16 : 0;
-          expect_close(out, want, 12 + std::sqrt(double(d)) / 4 + neighbour, roundings(dtype), size);
+          expect_close(out, want, 12 + std::sqrt(double(d)) / 4 + neighbour, roundings(dtype),
+                       size);
         }
       }
     }

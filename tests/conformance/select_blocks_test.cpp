@@ -16,8 +16,8 @@ struct Selected {
   reference::Values scores;
 };
 
-Selected run(Backend& backend, const TestTensor& q, const TestTensor& k, const BlockSelection& selection,
-             bool with_scores, int64_t spare = 3) {
+Selected run(Backend& backend, const TestTensor& q, const TestTensor& k,
+             const BlockSelection& selection, bool with_scores, int64_t spare = 3) {
   const int64_t heads = q.host().dim(1);
   const int64_t rows = (q.host().dim(0) + selection.block_q - 1) / selection.block_q;
   const int64_t blocks = (k.host().dim(0) + selection.block_k - 1) / selection.block_k;
@@ -39,7 +39,9 @@ Selected run(Backend& backend, const TestTensor& q, const TestTensor& k, const B
     const auto& ids_of_row = result.lists.back();
     for (size_t j = 0; j < ids_of_row.size(); ++j) {
       EXPECT_TRUE(ids_of_row[j] >= 0 && ids_of_row[j] < blocks);
-      if (j) EXPECT_LT(ids_of_row[j - 1], ids_of_row[j]);
+      if (j > 0) {
+        EXPECT_LT(ids_of_row[j - 1], ids_of_row[j]);
+      }
     }
   }
   if (with_scores) result.scores = reference::values(scores.host());
@@ -52,8 +54,8 @@ struct SelectCase {
   BlockSelection selection;
 };
 
-BlockSelection selection_of(int64_t block_q, int64_t block_k, double sparsity, int64_t prefix = 0, int64_t tail = 0,
-                            int64_t tail_queries = 0) {
+BlockSelection selection_of(int64_t block_q, int64_t block_k, double sparsity, int64_t prefix = 0,
+                            int64_t tail = 0, int64_t tail_queries = 0) {
   BlockSelection s;
   s.block_q = block_q;
   s.block_k = block_k;
@@ -127,7 +129,8 @@ TEST_P(SelectBlocks, TiesAreSpread) {
   // An even spread: every quarter of the video keeps its share within a factor of two.
   int quarters[4] = {};
   for (int32_t id : got.lists[0]) ++quarters[id / 25];
-  for (int count : quarters) EXPECT_TRUE(count >= 4 && count <= 16) << count << " of 8 in a quarter";
+  for (int count : quarters)
+    EXPECT_TRUE(count >= 4 && count <= 16) << count << " of 8 in a quarter";
   EXPECT_EQ(got.lists, run(*backend_, q, k, selection_of(64, 64, 0.75), false).lists);
 }
 
@@ -145,7 +148,8 @@ TEST_P(SelectBlocks, NonFiniteRowsKeepTheFirstCandidates) {
   EXPECT_NE(got.lists[0], first);
 }
 
-// What every row keeps covers all selected blocks of one plan: the lists feed attention as they are.
+// What every row keeps covers all selected blocks of one plan: the lists feed attention as they
+// are.
 TEST_P(SelectBlocks, AllKeptNeedsNoScores) {
   TestTensor q(*backend_, {70, 2, 16}, DType::f32), k(*backend_, {130, 1, 16}, DType::f32);
   reference::Values poison(70 * 32, NAN);

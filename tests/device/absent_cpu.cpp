@@ -1,4 +1,5 @@
-// Linked into the device tests in place of the CPU backend: a GPU machine needs no oneDNN to run them.
+// Linked into the device tests in place of the CPU backend: a GPU machine needs no oneDNN to run
+// them.
 #include "base/error.h"
 #include "cpu/cpu_backend.h"
 

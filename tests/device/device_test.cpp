@@ -1,6 +1,6 @@
-// What the conformance suite does not reach on the CUDA backend: the other kernels behind an operation
-// (widths, alignments, library engines, every attention), work in parts, replayed steps, staged transfers,
-// refusals. Skipped by name without a GPU.
+// What the conformance suite does not reach on the CUDA backend: the other kernels behind an
+// operation (widths, alignments, library engines, every attention), work in parts, replayed steps,
+// staged transfers, refusals. Skipped by name without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,11 +16,12 @@
 namespace orrery {
 namespace {
 
-// Relative error (norm of difference over norm of reference). f32: sums of a few thousand terms in another
-// order. bf16: one rounding is at most 2^-9 of each value, 0.6 of that in the norm for random values.
+// Relative error (norm of difference over norm of reference). f32: sums of a few thousand terms in
+// another order. bf16: one rounding is at most 2^-8 of a value and 0.4 of that in the norm of many,
+// more in that of few.
 constexpr double kExact = 3e-6;
-constexpr double kRounded = 2.2e-3;
-constexpr double kRoundedTwice = 4.4e-3;
+constexpr double kRounded = 3e-3;
+constexpr double kRoundedTwice = 5e-3;
 
 double tolerance(DType dtype) { return dtype == DType::f32 ? kExact : kRounded; }
 
@@ -46,12 +47,14 @@ class Device : public testing::Test {
   // The same tensor on both sides. Views cut from host() have their twin on the device.
   class Twin {
    public:
-    Twin(Shape shape, DType dtype) : host_(allocate_host_tensor(shape, dtype)), device_(gpu().allocate_tensor(shape, dtype)) {}
+    Twin(Shape shape, DType dtype)
+        : host_(allocate_host_tensor(shape, dtype)), device_(gpu().allocate_tensor(shape, dtype)) {}
     MutView host() const { return host_.view; }
     MutView device(const View& view) const {
       View twin = view;
-      twin.data = static_cast<std::byte*>(device_.buffer.data()) +
-                  (static_cast<const std::byte*>(view.data) - static_cast<std::byte*>(host_.buffer.data()));
+      twin.data =
+          static_cast<std::byte*>(device_.buffer.data()) +
+          (static_cast<const std::byte*>(view.data) - static_cast<std::byte*>(host_.buffer.data()));
       twin.device = DeviceKind::cuda;
       return MutView::cast(twin);
     }
@@ -67,9 +70,11 @@ class Device : public testing::Test {
     Twin twin(shape, dtype);
     std::normal_distribution<float> normal;
     reference::Values values;
-    for (int64_t i = 0; i < shape.numel(); ++i) values.push_back(scale * normal(generator_) + shift);
+    for (int64_t i = 0; i < shape.numel(); ++i)
+      values.push_back(scale * normal(generator_) + shift);
     if (dtype == DType::f16) {
-      for (size_t i = 0; i < values.size(); ++i) twin.host().as<_Float16>()[i] = static_cast<_Float16>(values[i]);
+      for (size_t i = 0; i < values.size(); ++i)
+        twin.host().as<_Float16>()[i] = static_cast<_Float16>(values[i]);
     } else {
       reference::store(twin.host(), values);
     }
@@ -94,7 +99,8 @@ class Device : public testing::Test {
     return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30);
   }
 
-  static void expect_close(const Twin& out, const View& view, const reference::Values& want, double limit) {
+  static void expect_close(const Twin& out, const View& view, const reference::Values& want,
+                           double limit) {
     out.fetch();
     const reference::Values got = reference::values(view);
     ASSERT_EQ(got.size(), want.size());
@@ -132,13 +138,33 @@ TEST_F(Device, CopyConvertsAndPermutes) {
       {"flat", {3, 50, 64}, [](View x) { return x; }},
       {"rows", {37, 96}, [](View x) { return x.slice(1, 16, 64); }},
       {"odd rows", {37, 97}, [](View x) { return x.slice(1, 3, 61); }},
-      {"transpose", {70, 130}, [](View x) { return x.permute({1, 0}); }},
-      {"batched transpose", {5, 33, 40, 3}, [](View x) { return x.permute({0, 3, 2, 1}); }},
-      {"outer permute", {6, 5, 4, 16}, [](View x) { return x.permute({2, 0, 1, 3}); }},
-      {"reversed", {3, 4, 5, 6}, [](View x) { return x.permute({3, 2, 1, 0}); }},
+      {"transpose",
+       {70, 130},
+       [](View x) {
+         return x.permute({1, 0});
+       }},
+      {"batched transpose",
+       {5, 33, 40, 3},
+       [](View x) {
+         return x.permute({0, 3, 2, 1});
+       }},
+      {"outer permute",
+       {6, 5, 4, 16},
+       [](View x) {
+         return x.permute({2, 0, 1, 3});
+       }},
+      {"reversed",
+       {3, 4, 5, 6},
+       [](View x) {
+         return x.permute({3, 2, 1, 0});
+       }},
       {"broadcast", {9, 1, 24}, [](View x) { return x.expand(1, 7); }},
       {"broadcast column", {9, 1}, [](View x) { return x.expand(1, 40); }},
-      {"rank 6", {2, 3, 2, 3, 2, 5}, [](View x) { return x.permute({0, 2, 4, 1, 3, 5}); }},
+      {"rank 6",
+       {2, 3, 2, 3, 2, 5},
+       [](View x) {
+         return x.permute({0, 2, 4, 1, 3, 5});
+       }},
       {"one element", {1}, [](View x) { return x; }},
   };
   for (const Case& c : cases) {
@@ -164,29 +190,36 @@ TEST_F(Device, GatherRowsInManyLaunches) {
         const Twin table = random({60, width}, table_type);
         const Twin out = poisoned({1100, width}, dtype);
         gpu().gather_rows(out.device(), table.device(), ids);
-        expect_close(out, reference::gather_rows(table.host(), ids), dtype == table_type ? 0 : kRounded);
+        expect_close(out, reference::gather_rows(table.host(), ids),
+                     dtype == table_type ? 0 : kRounded);
       }
     }
   }
 }
 
-// ---- projections and norms ------------------------------------------------------------------------
+// ---- projections and norms
+// ------------------------------------------------------------------------
 
 TEST_F(Device, LinearAllTypesAndEpilogues) {
   struct Types {
     DType x, w, out, bias;
   };
   const Types types[] = {
-      {DType::f32, DType::f32, DType::f32, DType::f32},   {DType::bf16, DType::bf16, DType::bf16, DType::bf16},
-      {DType::bf16, DType::bf16, DType::f32, DType::bf16}, {DType::f32, DType::bf16, DType::f32, DType::bf16},
-      {DType::f32, DType::f16, DType::f32, DType::f32},   {DType::bf16, DType::f32, DType::bf16, DType::f32},
+      {DType::f32, DType::f32, DType::f32, DType::f32},
+      {DType::bf16, DType::bf16, DType::bf16, DType::bf16},
+      {DType::bf16, DType::bf16, DType::f32, DType::bf16},
+      {DType::f32, DType::bf16, DType::f32, DType::bf16},
+      {DType::f32, DType::f16, DType::f32, DType::f32},
+      {DType::bf16, DType::f32, DType::bf16, DType::f32},
   };
   for (const Types& t : types) {
-    for (const auto& [m, n, k] : {std::array<int64_t, 3>{96, 64, 128}, {1, 40, 33}, {37, 1, 24}, {53, 29, 7}, {5, 8, 1}}) {
-      for (auto kind : {orrery::Activation::none, orrery::Activation::silu, orrery::Activation::relu2}) {
+    for (const auto& [m, n, k] :
+         {std::array<int64_t, 3>{96, 64, 128}, {1, 40, 33}, {37, 1, 24}, {53, 29, 7}, {5, 8, 1}}) {
+      for (auto kind :
+           {orrery::Activation::none, orrery::Activation::silu, orrery::Activation::relu2}) {
         for (int extras = 0; extras < 4; ++extras) {
-          SCOPED_TRACE(concat(m, "x", n, "x", k, " ", name_of(t.x), " ", name_of(t.w), " ", name_of(t.out),
-                              " activation ", int(kind), " extras ", extras));
+          SCOPED_TRACE(concat(m, "x", n, "x", k, " ", name_of(t.x), " ", name_of(t.w), " ",
+                              name_of(t.out), " activation ", int(kind), " extras ", extras));
           const Twin x = random({m, k}, t.x), w = random({n, k}, t.w), bias = random({n}, t.bias);
           const Twin residual = random({m, n}, t.out);
           const Twin out = poisoned({m, n}, t.out);
@@ -225,12 +258,49 @@ TEST_F(Device, LinearStridedTransposedInPlace) {
   }
 }
 
+TEST_F(Device, LinearOfLargeSizesRoundsOnce) {
+  // The fused epilogues of the library's large kernels; residuals that cancel would show a second
+  // rounding.
+  const int64_t m = 4096, n = 4096, k = 512;
+  const Twin x = random({m, k}, DType::bf16), w = random({n, k}, DType::bf16),
+             bias = random({n}, DType::bf16, 20);
+  for (int extras = 1; extras < 4; ++extras) {
+    Tensor out = gpu().allocate_tensor({m, n}, DType::bf16);
+    Tensor residual = gpu().allocate_tensor({m, n}, DType::bf16);
+    gpu().linear(residual.view, x.device(), w.device());
+    gpu().lincomb(residual.view, {{-1.0f, residual.view}});
+    LinearOptions options;
+    if (extras & 1) options.bias = bias.device();
+    if (extras & 2) options.residual = residual.view;
+    gpu().linear(out.view, x.device(), w.device(), options);
+    for (int64_t row : {int64_t{0}, int64_t{77}, int64_t{2048}, m - 1}) {
+      const Twin got = poisoned({1, n}, DType::bf16), added = poisoned({1, n}, DType::bf16);
+      gpu().copy(got.device(), out.view.slice(0, row, 1));
+      gpu().copy(added.device(), residual.view.slice(0, row, 1));
+      got.fetch();
+      added.fetch();
+      LinearOptions host;
+      if (extras & 1) host.bias = bias.host();
+      if (extras & 2) host.residual = added.host();
+      const reference::Values want = reference::linear(x.host().slice(0, row, 1), w.host(), host);
+      const reference::Values values = reference::values(got.host());
+      double worst = 0;
+      for (size_t i = 0; i < want.size(); ++i) {
+        // Half a unit in the last place, and sums of 512 products of about 23 in f32.
+        worst = std::max(worst, std::abs(values[i] - want[i]) - 0x1p-8 * std::abs(want[i]) - 1e-3);
+      }
+      EXPECT_LE(worst, 0) << "row " << row << " extras " << extras;
+    }
+  }
+}
+
 TEST_F(Device, LinearInPartsOfRows) {
   // 3 parts of 256 MiB of f32 sums; checked at rows of each part.
   const int64_t m = 45000, n = 4096, k = 16;
   const Twin x = random({m, k}, DType::bf16), w = random({n, k}, DType::bf16);
   Tensor out = gpu().allocate_tensor({m, n}, DType::bf16);
-  gpu().linear(out.view, x.device(), w.device(), {.bias = {}, .residual = {}, .activation = orrery::Activation::silu});
+  gpu().linear(out.view, x.device(), w.device(),
+               {.bias = {}, .residual = {}, .activation = orrery::Activation::silu});
   for (int64_t row : {int64_t{0}, int64_t{16383}, int64_t{16384}, int64_t{32768}, m - 1}) {
     const Twin part = poisoned({1, n}, DType::bf16);
     gpu().copy(part.device(), out.view.slice(0, row, 1));
@@ -245,7 +315,8 @@ TEST_F(Device, RmsNormEveryKindAndWidth) {
     for (int64_t width : {16, 160, 1000, 1024, 2048, 4096, 5120, 9000, 33, 1027}) {
       for (auto kind : {NormKind::qwen, NormKind::nemotron, NormKind::channel}) {
         for (bool silu : {false, true}) {
-          SCOPED_TRACE(concat(name_of(dtype), " width ", width, " kind ", int(kind), " silu ", silu));
+          SCOPED_TRACE(
+              concat(name_of(dtype), " width ", width, " kind ", int(kind), " silu ", silu));
           const Twin x = random({3, 5, width}, dtype, 2.0f), w = random({width}, dtype, 0.2f, 1.0f);
           const Norm norm{kind, 1e-5f, silu};
           const reference::Values want = reference::rms_norm(x.host(), w.host(), norm);
@@ -262,7 +333,8 @@ TEST_F(Device, RmsNormOfStridedRows) {
   const View view = x.host().slice(3, 8, 32).permute({1, 2, 0, 3});
   const Twin out = poisoned({6, 5, 4, 32}, DType::f32);
   gpu().rms_norm(out.device(), x.device(view), w.device(), {NormKind::nemotron, 1e-6f, false});
-  expect_close(out, reference::rms_norm(view, w.host(), {NormKind::nemotron, 1e-6f, false}), kExact);
+  expect_close(out, reference::rms_norm(view, w.host(), {NormKind::nemotron, 1e-6f, false}),
+               kExact);
 }
 
 TEST_F(Device, QkNormRope) {
@@ -270,7 +342,8 @@ TEST_F(Device, QkNormRope) {
     for (int64_t d : {6, 64, 128, 256, 10}) {
       for (auto kind : {NormKind::qwen, NormKind::nemotron}) {
         for (bool weighted : {true, false}) {
-          SCOPED_TRACE(concat(name_of(dtype), " d ", d, " kind ", int(kind), " weighted ", weighted));
+          SCOPED_TRACE(
+              concat(name_of(dtype), " d ", d, " kind ", int(kind), " weighted ", weighted));
           const int64_t s = 13, h = 3;
           const Twin x = random({s, 2 * h * d}, dtype), w = random({d}, dtype, 0.2f, 1.0f);
           const Twin cos = random({s, d / 2}, DType::f32), sin = random({s, d / 2}, DType::f32);
@@ -279,9 +352,11 @@ TEST_F(Device, QkNormRope) {
           const View tail = buffer.host().slice(0, 4, s);
           const Norm norm{kind, 1e-6f, false};
           const View weight = weighted ? View(w.host()) : View{};
-          gpu().qk_norm_rope(buffer.device(tail), x.device(heads), weighted ? View(w.device()) : View{}, cos.device(),
-                             sin.device(), norm);
-          expect_close(buffer, tail, reference::qk_norm_rope(heads, weight, cos.host(), sin.host(), norm),
+          gpu().qk_norm_rope(buffer.device(tail), x.device(heads),
+                             weighted ? View(w.device()) : View{}, cos.device(), sin.device(),
+                             norm);
+          expect_close(buffer, tail,
+                       reference::qk_norm_rope(heads, weight, cos.host(), sin.host(), norm),
                        dtype == DType::f32 ? kExact : kRoundedTwice);
         }
       }
@@ -289,7 +364,8 @@ TEST_F(Device, QkNormRope) {
   }
 }
 
-// ---- attention --------------------------------------------------------------------------------------
+// ---- attention
+// --------------------------------------------------------------------------------------
 
 // bf16 kernels round the probabilities to bf16 before the second product, as all fast ones do.
 double attention_tolerance(DType dtype, const std::string& implementation) {
@@ -303,19 +379,21 @@ TEST_F(Device, AttentionDenseByEveryImplementation) {
     bool causal;
   };
   const Case cases[] = {
-      {70, 70, 4, 2, 32, false},  {70, 70, 4, 2, 32, true},  {33, 100, 4, 1, 64, false}, {128, 200, 8, 2, 128, false},
-      {200, 200, 8, 2, 128, true}, {33, 100, 2, 2, 64, true}, {100, 33, 2, 2, 64, true},  {9, 20, 2, 1, 6, false},
-      {50, 60, 1, 1, 640, false}, {5, 1, 2, 1, 16, false},   {300, 257, 4, 4, 128, false},
+      {70, 70, 4, 2, 32, false},    {70, 70, 4, 2, 32, true},     {33, 100, 4, 1, 64, false},
+      {128, 200, 8, 2, 128, false}, {200, 200, 8, 2, 128, true},  {33, 100, 2, 2, 64, true},
+      {100, 33, 2, 2, 64, true},    {9, 20, 2, 1, 6, false},      {50, 60, 1, 1, 640, false},
+      {5, 1, 2, 1, 16, false},      {300, 257, 4, 4, 128, false},
   };
   for (const Case& c : cases) {
     for (DType dtype : kTypes) {
       for (const char* name : {"", "native", "cudnn", "gemm", "reference"}) {
-        SCOPED_TRACE(concat(name, " ", name_of(dtype), " ", c.sq, "x", c.skv, " heads ", c.heads, "/", c.kv_heads, " d ",
-                            c.d, c.causal ? " causal" : ""));
+        SCOPED_TRACE(concat(name, " ", name_of(dtype), " ", c.sq, "x", c.skv, " heads ", c.heads,
+                            "/", c.kv_heads, " d ", c.d, c.causal ? " causal" : ""));
         const Twin q = random({c.sq, c.heads, c.d}, dtype);
         const Twin kv = random({c.skv, 2, c.kv_heads, c.d}, dtype);
         const View k = kv.host().select(1, 0), v = kv.host().select(1, 1);
-        const Twin out = poisoned({c.sq, c.heads, c.d}, dtype), lse = poisoned({c.heads, c.sq}, DType::f32);
+        const Twin out = poisoned({c.sq, c.heads, c.d}, dtype),
+                   lse = poisoned({c.heads, c.sq}, DType::f32);
         AttentionPlan plan;
         plan.causal = c.causal;
         plan.scale = 1.0f / std::sqrt(float(c.d));
@@ -355,7 +433,8 @@ TEST_F(Device, AttentionWithBlockLists) {
       for (const char* name : {"", "native", "reference"}) {
         SCOPED_TRACE(concat(name, " ", name_of(dtype), " lists ", lists));
         const int64_t sq = 200, skv = 330, rows = 4, blocks = 6;
-        const Twin q = random({sq, 4, 128}, dtype), k = random({skv, 2, 128}, dtype), v = random({skv, 2, 128}, dtype);
+        const Twin q = random({sq, 4, 128}, dtype), k = random({skv, 2, 128}, dtype),
+                   v = random({skv, 2, 128}, dtype);
         const Twin indices({lists, rows, blocks}, DType::i32), counts({lists, rows}, DType::i32);
         for (int64_t row = 0; row < lists * rows; ++row) {
           std::vector<int32_t> order{0, 1, 2, 3, 4, 5};
@@ -396,14 +475,19 @@ TEST_F(Device, SelectBlocks) {
     int64_t prefix, tail_keys, tail_queries;
   };
   const Case cases[] = {
-      {1000, 1070, 4, 2, 32, 64, 64, 0.75, 70, 0, 0},   {1000, 1070, 4, 2, 32, 64, 64, 0.9, 0, 40, 100},
-      {700, 1300, 2, 1, 64, 128, 64, 0.8, 10, 0, 0},    {700, 1300, 2, 1, 64, 64, 32, 0.75, 0, 0, 1},
-      {300, 300, 2, 2, 16, 64, 64, 0.5, 300, 0, 0},     {500, 600, 1, 1, 24, 16, 16, 0.6, 64, 5, 7},
+      {1000, 1070, 4, 2, 32, 64, 64, 0.75, 70, 0, 0},
+      {1000, 1070, 4, 2, 32, 64, 64, 0.9, 0, 40, 100},
+      {700, 1300, 2, 1, 64, 128, 64, 0.8, 10, 0, 0},
+      {700, 1300, 2, 1, 64, 64, 32, 0.75, 0, 0, 1},
+      {300, 300, 2, 2, 16, 64, 64, 0.5, 300, 0, 0},
+      {500, 600, 1, 1, 24, 16, 16, 0.6, 64, 5, 7},
   };
   for (const Case& c : cases) {
     for (DType dtype : kTypes) {
-      SCOPED_TRACE(concat(name_of(dtype), " ", c.sq, "x", c.skv, " blocks ", c.block_q, "x", c.block_k));
-      const Twin q = random({c.sq, c.heads, c.d}, dtype), k = random({c.skv, c.kv_heads, c.d}, dtype);
+      SCOPED_TRACE(
+          concat(name_of(dtype), " ", c.sq, "x", c.skv, " blocks ", c.block_q, "x", c.block_k));
+      const Twin q = random({c.sq, c.heads, c.d}, dtype),
+                 k = random({c.skv, c.kv_heads, c.d}, dtype);
       BlockSelection selection;
       selection.block_q = c.block_q;
       selection.block_k = c.block_k;
@@ -412,11 +496,14 @@ TEST_F(Device, SelectBlocks) {
       selection.protected_tail_keys = c.tail_keys;
       selection.protected_tail_queries = c.tail_queries;
       selection.scale = 1.0f / std::sqrt(float(c.d));
-      const int64_t rows = (c.sq + c.block_q - 1) / c.block_q, blocks = (c.skv + c.block_k - 1) / c.block_k;
-      const Twin indices({c.heads, rows, blocks + 3}, DType::i32), counts({c.heads, rows}, DType::i32);
+      const int64_t rows = (c.sq + c.block_q - 1) / c.block_q,
+                    blocks = (c.skv + c.block_k - 1) / c.block_k;
+      const Twin indices({c.heads, rows, blocks + 3}, DType::i32),
+          counts({c.heads, rows}, DType::i32);
       const Twin scores = poisoned({c.heads, rows, blocks}, DType::f32);
       const reference::Selection want = reference::select_blocks(q.host(), k.host(), selection);
-      gpu().select_blocks(indices.device(), counts.device(), q.device(), k.device(), selection, scores.device());
+      gpu().select_blocks(indices.device(), counts.device(), q.device(), k.device(), selection,
+                          scores.device());
       expect_close(scores, want.scores, kExact);
       indices.fetch();
       counts.fetch();
@@ -434,7 +521,8 @@ TEST_F(Device, SelectBlocks) {
   }
 }
 
-// ---- convolution ------------------------------------------------------------------------------------
+// ---- convolution
+// ------------------------------------------------------------------------------------
 
 TEST_F(Device, Conv3d) {
   struct Case {
@@ -449,13 +537,21 @@ TEST_F(Device, Conv3d) {
       {"3x3x3 causal", {3, 9, 10, 16}, 16, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
       {"3x3x3 cached", {5, 8, 8, 64}, 64, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
       {"planes", {2, 12, 14, 24}, 16, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-      {"downsampling", {2, 12, 14, 16}, 16, {1, 3, 3}, {{1, 2, 2}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}}},
+      {"downsampling",
+       {2, 12, 14, 16},
+       16,
+       {1, 3, 3},
+       {{1, 2, 2}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}}},
       {"time", {5, 6, 7, 16}, 32, {3, 1, 1}, {{1, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}},
       {"time by two", {5, 6, 7, 16}, 16, {3, 1, 1}, {{2, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}},
       {"pointwise", {2, 6, 7, 20}, 12, {1, 1, 1}, {}},
       {"odd channels", {2, 7, 9, 12}, 7, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}}},
       {"dilated line", {1, 1, 50, 16}, 16, {1, 1, 7}, {{1, 1, 1}, {1, 1, 3}, {0, 0, 9}, {0, 0, 9}}},
-      {"three channels", {1, 16, 16, 3}, 8, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
+      {"three channels",
+       {1, 16, 16, 3},
+       8,
+       {1, 3, 3},
+       {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
   };
   for (const Case& c : cases) {
     for (DType dtype : kTypes) {
@@ -466,19 +562,24 @@ TEST_F(Device, Conv3d) {
         Shape shape = {0, 0, 0, c.cout};
         for (int d = 0; d < 3; ++d) {
           const auto i = size_t(d);
-          shape[d] = (c.x[d] + c.conv.pad_before[i] + c.conv.pad_after[i] - c.conv.dilation[i] * (c.kernel[i] - 1) - 1) /
-                         c.conv.stride[i] + 1;
+          shape[d] = (c.x[d] + c.conv.pad_before[i] + c.conv.pad_after[i] -
+                      c.conv.dilation[i] * (c.kernel[i] - 1) - 1) /
+                         c.conv.stride[i] +
+                     1;
         }
         const Twin residual = random(shape, dtype), out = poisoned(shape, dtype);
         const bool biased = extras & 1, added = extras & 2;
-        gpu().conv3d(out.device(), x.device(), w.device(), biased ? View(bias.device()) : View{}, c.conv,
-                     added ? View(residual.device()) : View{});
-        SCOPED_TRACE(concat(c.what, " ", name_of(dtype), " extras ", extras, " by ", cuda::last_convolution(gpu())));
+        gpu().conv3d(out.device(), x.device(), w.device(), biased ? View(bias.device()) : View{},
+                     c.conv, added ? View(residual.device()) : View{});
+        SCOPED_TRACE(concat(c.what, " ", name_of(dtype), " extras ", extras, " by ",
+                            cuda::last_convolution(gpu())));
         expect_close(out,
-                     reference::conv3d(x.host(), w.host(), biased ? View(bias.host()) : View{}, c.conv,
-                                       added ? View(residual.host()) : View{}),
+                     reference::conv3d(x.host(), w.host(), biased ? View(bias.host()) : View{},
+                                       c.conv, added ? View(residual.host()) : View{}),
                      tolerance(dtype));
-        if (extras == 3) std::printf("conv3d %s %s: %s\n", c.what, std::string(name_of(dtype)).c_str(), cuda::last_convolution(gpu()).c_str());
+        if (extras == 3)
+          std::printf("conv3d %s %s: %s\n", c.what, std::string(name_of(dtype)).c_str(),
+                      cuda::last_convolution(gpu()).c_str());
       }
     }
   }
@@ -486,7 +587,8 @@ TEST_F(Device, Conv3d) {
 
 TEST_F(Device, Conv3dOfStridedViewsAndMixedTypes) {
   const Conv3d conv{{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}};
-  for (const auto& [x_type, w_type] : {std::pair{DType::f32, DType::bf16}, {DType::f32, DType::f16}, {DType::bf16, DType::f32}}) {
+  for (const auto& [x_type, w_type] :
+       {std::pair{DType::f32, DType::bf16}, {DType::f32, DType::f16}, {DType::bf16, DType::f32}}) {
     SCOPED_TRACE(concat(name_of(x_type), " ", name_of(w_type)));
     const Twin x = random({4, 8, 9, 48}, x_type), w = random({16, 32, 3, 3, 3}, w_type, 0.1f);
     const View cut = x.host().slice(3, 16, 32);
@@ -509,7 +611,8 @@ TEST_F(Device, ConvolutionForgetsFreedWeights) {
   }
 }
 
-// ---- transfers, replay, refusals --------------------------------------------------------------------
+// ---- transfers, replay, refusals
+// --------------------------------------------------------------------
 
 TEST_F(Device, TransfersOfManyChunks) {
   // 100 MiB and an odd rest: every worker reuses its buffers several times.

@@ -1,5 +1,5 @@
-// Any bytes as a prompt, as the settings around it and as a chat template: texts that are UTF-8, or an
-// Error.
+// Any bytes as a prompt, as the settings around it and as a chat template: texts that are UTF-8, or
+// an Error.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -55,7 +55,8 @@ void assemble(std::string_view bytes) {
 void render(std::string_view bytes) {
   try {
     const orrery::ChatTemplate chat(bytes, "fuzz");
-    const std::string text = chat.render({{"system", "Be brief."}, {"user", "H\xc3\xa9 \xff"}}, {{"eos_token", "</s>"}});
+    const std::string text =
+        chat.render({{"system", "Be brief."}, {"user", "H\xc3\xa9 \xff"}}, {{"eos_token", "</s>"}});
     check(orrery::is_utf8(text));
   } catch (const orrery::Error& error) {
     check(error.kind() == orrery::ErrorKind::unsupported);

@@ -1,6 +1,6 @@
-// Any bytes as text for the shipped tokenizer: ids in range, and decoding gives the normal form of the
-// text back. Bytes that begin with { are read as a tokenizer.json too: refused with an Error, or a
-// tokenizer whose ids decode.
+// Any bytes as text for the shipped tokenizer: ids in range, and decoding gives the normal form of
+// the text back. Bytes that begin with { are read as a tokenizer.json too: refused with an Error,
+// or a tokenizer whose ids decode.
 #include <cstdlib>
 #include <filesystem>
 #include <string>

@@ -1,13 +1,12 @@
-// Published strategy files load unchanged, and the resolved table is what a plain reading of each file
-// gives, at every step, layer and role.
-#include "attention/strategy.h"
-
+// Published strategy files load unchanged, and the resolved table is what a plain reading of each
+// file gives, at every step, layer and role.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "attention/method.h"
+#include "attention/strategy.h"
 #include "golden/golden.h"
 
 namespace orrery {
@@ -54,8 +53,9 @@ const Json& layout_of(const Json& json, int step, int steps) {
   const bool fraction = json.at("schedule").at("coordinate").as_string() == "step_fraction";
   for (const Json& phase : json.at("schedule").at("phases").items()) {
     const Json& until = phase.at("until");
-    const double end = until.is_null() ? steps : fraction ? std::ceil(until.as_double() * steps)
-                                                          : until.as_double();
+    const double end = until.is_null() ? steps
+                       : fraction      ? std::ceil(until.as_double() * steps)
+                                       : until.as_double();
     if (step < end) return json.at("layouts").at(phase.at("layout").as_string());
   }
   ADD_FAILURE() << "no phase holds step " << step;
@@ -74,10 +74,9 @@ const Json& method_of(const Json& json, int step, int steps, int layer, Attentio
   if (const Json* overrides = layout.find("overrides")) {
     for (const Json& rule : overrides->items()) {
       const Json* layers = rule.find("layers");
-      const bool at_layer =
-          layers == nullptr ||
-          std::any_of(layers->items().begin(), layers->items().end(),
-                      [&](const Json& item) { return item.as_int() == layer; });
+      const bool at_layer = layers == nullptr ||
+                            std::any_of(layers->items().begin(), layers->items().end(),
+                                        [&](const Json& item) { return item.as_int() == layer; });
       const Json* wanted = rule.find("attention_role");
       if (at_layer && (wanted == nullptr || wanted->as_string() == name)) {
         preset = rule.at("use").as_string();

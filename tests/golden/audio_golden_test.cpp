@@ -18,7 +18,8 @@ TEST(AudioGolden, Decode) {
     const auto folder = golden::directory() / area;
     SCOPED_TRACE(area);
     const auto backend = cpu::make_cpu_backend();
-    SoundDecoder decoder(*backend, SoundConfig::from_json(Json::load(folder / "sound_tokenizer/config.json")),
+    SoundDecoder decoder(*backend,
+                         SoundConfig::from_json(Json::load(folder / "sound_tokenizer/config.json")),
                          Safetensors::open_folder(folder / "sound_tokenizer"));
     const golden::Tensors tensors(folder / "tensors.safetensors");
     const Shape z = tensors.shape("z"), shape = tensors.shape("wave");

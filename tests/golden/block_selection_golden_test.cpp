@@ -29,7 +29,8 @@ class BlockSelectionGolden : public testing::Test {
     EXPECT_EQ(stored.rank(), 4);
     EXPECT_EQ(stored.dim(0), 1) << name;
     const Tensor host = file_->read(name, DType::f32);
-    Tensor tensor = backend_->allocate_tensor({stored.dim(1), stored.dim(2), stored.dim(3)}, stored.dtype);
+    Tensor tensor =
+        backend_->allocate_tensor({stored.dim(1), stored.dim(2), stored.dim(3)}, stored.dtype);
     backend_->copy(tensor.view, host.view.select(0, 0));
     return tensor;
   }
@@ -47,8 +48,10 @@ class BlockSelectionGolden : public testing::Test {
     c.q = input(c.name + ".q");
     c.k = input(c.name + ".k");
     c.v = input(c.name + ".v");
-    EXPECT_EQ(c.q.view.shape, (Shape{json.at("Sq").as_int(), json.at("Hq").as_int(), json.at("D").as_int()}));
-    EXPECT_EQ(c.k.view.shape, (Shape{json.at("Sk").as_int(), json.at("Hk").as_int(), json.at("D").as_int()}));
+    EXPECT_EQ(c.q.view.shape,
+              (Shape{json.at("Sq").as_int(), json.at("Hq").as_int(), json.at("D").as_int()}));
+    EXPECT_EQ(c.k.view.shape,
+              (Shape{json.at("Sk").as_int(), json.at("Hk").as_int(), json.at("D").as_int()}));
     c.selection.block_q = json.at("block_q").as_int();
     c.selection.block_k = json.at("block_k").as_int();
     c.selection.target_sparsity = json.at("target_sparsity").as_double();
@@ -99,8 +102,8 @@ class BlockSelectionGolden : public testing::Test {
   Json cases_;
 };
 
-// Scores are sums of at most a few hundred exponentials of f32 dot products: 1e-5 of a score of size 1
-// to 10 is some ten units in the last place.
+// Scores are sums of at most a few hundred exponentials of f32 dot products: 1e-5 of a score of
+// size 1 to 10 is some ten units in the last place.
 TEST_F(BlockSelectionGolden, Scores) {
   for (const Json& json : cases_.items()) {
     const Case c = load(json);
@@ -109,7 +112,8 @@ TEST_F(BlockSelectionGolden, Scores) {
     ASSERT_EQ(int64_t(want.size()), lists.scores.view.numel());
     const float* got = lists.scores.view.as<float>();
     for (size_t i = 0; i < want.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], 1e-5 * std::max(1.0f, std::fabs(want[i]))) << "case " << c.name << " at " << i;
+      ASSERT_NEAR(got[i], want[i], 1e-5 * std::max(1.0f, std::fabs(want[i])))
+          << "case " << c.name << " at " << i;
     }
   }
 }
@@ -126,9 +130,11 @@ TEST_F(BlockSelectionGolden, Indices) {
     for (bool with_scores : {false, true}) {
       const Lists lists = select(c, with_scores);
       for (int64_t row = 0; row < c.q.view.dim(1) * c.rows; ++row) {
-        ASSERT_EQ(lists.counts.view.as<int32_t>()[row], c.kept) << "case " << c.name << " row " << row;
+        ASSERT_EQ(lists.counts.view.as<int32_t>()[row], c.kept)
+            << "case " << c.name << " row " << row;
         for (int64_t i = 0; i < c.kept; ++i) {
-          ASSERT_EQ(lists.indices.view.as<int32_t>()[row * c.blocks + i], want[size_t(row * c.kept + i)])
+          ASSERT_EQ(lists.indices.view.as<int32_t>()[row * c.blocks + i],
+                    want[size_t(row * c.kept + i)])
               << "case " << c.name << " row " << row << " entry " << i;
         }
       }
@@ -136,13 +142,15 @@ TEST_F(BlockSelectionGolden, Indices) {
   }
 }
 
-// f32 attention against fp64: 2e-5 is the agreement asked of whole models; one call is well inside. The
-// backend's other implementations are held against a reference of their own (tests/conformance).
+// f32 attention against fp64: 2e-5 is the agreement asked of whole models; one call is well inside.
+// The backend's other implementations are held against a reference of their own
+// (tests/conformance).
 TEST_F(BlockSelectionGolden, AttentionRows) {
   for (const Json& json : cases_.items()) {
     const Case c = load(json);
     const Lists lists = select(c, false);
-    const BlockMask mask{c.selection.block_q, c.selection.block_k, lists.indices.view, lists.counts.view};
+    const BlockMask mask{c.selection.block_q, c.selection.block_k, lists.indices.view,
+                         lists.counts.view};
     AttentionPlan plan;
     plan.scale = c.selection.scale;
     EXPECT_LT(row_error(c, plan, ".dense_rows"), 2e-6) << "case " << c.name << " dense";

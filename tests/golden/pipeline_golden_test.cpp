@@ -204,7 +204,8 @@ std::vector<std::string> pico_cases() {
   std::vector<std::string> names;
   const fs::path file = golden::directory() / "pico/case.json";
   if (!fs::exists(file)) return names;
-  for (const auto& [name, info] : Json::load(file).at("cases").members()) {
+  const Json info = Json::load(file);
+  for (const auto& [name, run] : info.at("cases").members()) {
     if (fs::exists(golden::directory() / "pico" / (name + ".safetensors"))) names.push_back(name);
   }
   return names;

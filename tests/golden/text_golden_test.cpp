@@ -1,5 +1,5 @@
-// Ids and texts of the reference tokenizer, and the prompts of the reference pipeline. All are compared
-// exactly: there is no arithmetic to round.
+// Ids and texts of the reference tokenizer, and the prompts of the reference pipeline. All are
+// compared exactly: there is no arithmetic to round.
 #include <gtest/gtest.h>
 
 #include "golden/golden.h"
@@ -61,7 +61,9 @@ class Call {
     settings_.resolution_template = flag("add_resolution_template");
   }
 
-  std::vector<Message> positive() const { return conversation(action() ? caption() : positive_text(text("prompt"), settings_)); }
+  std::vector<Message> positive() const {
+    return conversation(action() ? caption() : positive_text(text("prompt"), settings_));
+  }
   std::vector<Message> negative() const {
     const std::string negative = text("negative_prompt");
     return conversation(action() ? negative : negative_text(negative, settings_));
@@ -73,7 +75,9 @@ class Call {
     return value != nullptr && !value->is_null() ? value : nullptr;
   }
   std::string text(std::string_view key) const { return given(key) ? given(key)->as_string() : ""; }
-  int64_t integer(std::string_view key, int64_t absent) const { return given(key) ? given(key)->as_int() : absent; }
+  int64_t integer(std::string_view key, int64_t absent) const {
+    return given(key) ? given(key)->as_int() : absent;
+  }
   bool flag(std::string_view key) const { return given(key) == nullptr || given(key)->as_bool(); }
   bool action() const { return given("action_mode") != nullptr; }
 
@@ -81,7 +85,8 @@ class Call {
     ActionCaption caption;
     caption.prompt = text("prompt");
     caption.view_point.reset();
-    if (const Json* view_point = given("action_view_point")) caption.view_point = view_point->as_string();
+    if (const Json* view_point = given("action_view_point"))
+      caption.view_point = view_point->as_string();
     caption.chunk_size = settings_.num_frames - 1;
     caption.fps = settings_.fps;
     caption.canvas_height = settings_.height;

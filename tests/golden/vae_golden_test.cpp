@@ -1,10 +1,11 @@
-// The VAE against the reference in fp32: encode, decode and tiled decode of every tensor in the folder.
+// The VAE against the reference in fp32: encode, decode and tiled decode of every tensor in the
+// folder.
 #include <gtest/gtest.h>
 
 #include <regex>
 
-#include "cpu/cpu_backend.h"
 #include "backend/dry_run.h"
+#include "cpu/cpu_backend.h"
 #include "golden.h"
 #include "model/vae.h"
 
@@ -18,7 +19,8 @@ constexpr double kTolerance = 2e-5;
 size_t arena_bytes(const VaeConfig& config, const std::function<void(Vae&, Arena&)>& call) {
   DryRunBackend dry(DeviceKind::cpu);
   Vae vae(dry, config);
-  place_weights(dry, [&](WeightVisitor& visitor) { vae.visit(visitor); }, DType::f32);
+  place_weights(
+      dry, [&](WeightVisitor& visitor) { vae.visit(visitor); }, DType::f32);
   Arena measuring = Arena::measuring(DeviceKind::cpu);
   call(vae, measuring);
   return measuring.peak();
@@ -31,7 +33,8 @@ class VaeGolden : public testing::Test {
     folder_ = golden::directory() / "vae";
     backend_ = cpu::make_cpu_backend();
     config_ = VaeConfig::from_json(Json::load(folder_ / "vae/config.json"));
-    // The files state latents before normalisation: with mean 0 and deviation 1 decode takes them so.
+    // The files state latents before normalisation: with mean 0 and deviation 1 decode takes them
+    // so.
     config_.latents_mean.assign(config_.latents_mean.size(), 0.0f);
     config_.latents_std.assign(config_.latents_std.size(), 1.0f);
     vae_ = std::make_unique<Vae>(*backend_, config_);
@@ -86,13 +89,15 @@ TEST_F(VaeGolden, Encode) {
     const std::string mean = name.substr(0, name.size() - 2) + ".mean";
     const Tensor pixels = input(name);
     const Shape shape = tensors_->shape(mean);
-    Tensor latents = backend_->allocate_tensor({shape[1], shape[2], shape[3], shape[4]}, DType::f32);
+    Tensor latents =
+        backend_->allocate_tensor({shape[1], shape[2], shape[3], shape[4]}, DType::f32);
     const auto call = [&](Vae& vae, Arena& arena) {
       vae.encode(arena, latents.view, pixels.view, {}, true);
     };
     Arena arena(backend_->allocate(arena_bytes(config_, call)));
     call(*vae_, arena);
-    const std::span<const float> got(latents.view.as<float>(), static_cast<size_t>(latents.view.numel()));
+    const std::span<const float> got(latents.view.as<float>(),
+                                     static_cast<size_t>(latents.view.numel()));
     EXPECT_LT(golden::relative_error(got, tensors_->floats(mean)), kTolerance) << name;
     ++cases;
   }
@@ -104,7 +109,8 @@ TEST_F(VaeGolden, Decode) {
   for (const std::string& name : names_) {
     if (!name.starts_with("decode") || !name.ends_with(".z")) continue;
     const std::string x = name.substr(0, name.size() - 2) + ".x";
-    EXPECT_LT(golden::relative_error(decode(input(name).view, {}), tensors_->floats(x)), kTolerance) << name;
+    EXPECT_LT(golden::relative_error(decode(input(name).view, {}), tensors_->floats(x)), kTolerance)
+        << name;
     ++cases;
   }
   EXPECT_GT(cases, 0);
@@ -117,8 +123,9 @@ TEST_F(VaeGolden, TiledDecode) {
   std::smatch found;
   ASSERT_TRUE(std::regex_search(what, found, std::regex("(\\d+)/(\\d+) tiles"))) << what;
   const VaeTiling tiling{true, std::stoll(found[1]), std::stoll(found[2])};
-  EXPECT_LT(golden::relative_error(decode(input("tiled.z").view, tiling), tensors_->floats("tiled.x")),
-            kTolerance);
+  EXPECT_LT(
+      golden::relative_error(decode(input("tiled.z").view, tiling), tensors_->floats("tiled.x")),
+      kTolerance);
 }
 
 // The shipped checkpoint on the latents its reference runs ended with: the frames they became.
@@ -139,9 +146,12 @@ TEST(VaeGoldenFrames, ShippedCheckpoint) {
     SCOPED_TRACE(entry.path().filename());
     const Shape shape = tensors.shape("latents");
     const std::vector<float> values = tensors.floats("latents");
-    const View latents = make_view(values.data(), {shape[1], shape[2], shape[3], shape[4]}, DType::f32);
+    const View latents =
+        make_view(values.data(), {shape[1], shape[2], shape[3], shape[4]}, DType::f32);
     const auto call = [&](const Vae::FrameSink& sink) {
-      return [&latents, sink](Vae& network, Arena& arena) { network.decode(arena, latents, {}, sink); };
+      return [&latents, sink](Vae& network, Arena& arena) {
+        network.decode(arena, latents, {}, sink);
+      };
     };
     Arena arena(backend->allocate(arena_bytes(config, call({}))));
     std::vector<float> last;

@@ -208,8 +208,8 @@ Attention attention(const View& q, const View& k, const View& v, const Attention
       std::vector<int64_t> keys;
       if (plan.mask) {
         const BlockMask& mask = *plan.mask;
-        const int64_t row = (mask.indices.dim(0) == 1 ? 0 : h * mask.indices.dim(1)) +
-                            i / mask.block_q;
+        const int64_t row =
+            (mask.indices.dim(0) == 1 ? 0 : h * mask.indices.dim(1)) + i / mask.block_q;
         for (int32_t b = 0; b < mask.counts.as<int32_t>()[row]; ++b) {
           const int64_t block = mask.indices.as<int32_t>()[row * mask.indices.dim(2) + b];
           const int64_t end = std::min(skv, (block + 1) * mask.block_k);
@@ -255,7 +255,8 @@ Selection select_blocks(const View& q, const View& k, const BlockSelection& s) {
         const int64_t begin = c * cell, end = std::min(x.dim(0), begin + cell);
         for (int64_t l = 0; l < d; ++l) {
           float sum = 0;
-          for (int64_t i = begin; i < end; ++i) sum += float(in[size_t((i * x.dim(1) + h) * d + l)]);
+          for (int64_t i = begin; i < end; ++i)
+            sum += float(in[size_t((i * x.dim(1) + h) * d + l)]);
           out.push_back(rounded(double(sum / float(end - begin) * factor), x.dtype));
         }
       }
@@ -296,16 +297,16 @@ Selection select_blocks(const View& q, const View& k, const BlockSelection& s) {
       }
       std::vector<int32_t> order(static_cast<size_t>(candidates));
       std::iota(order.begin(), order.end(), int32_t(head_end));
-      const bool finite = std::all_of(order.begin(), order.end(), [&](int32_t b) {
-        return std::isfinite(scores[size_t(b)]);
-      });
+      const bool finite = std::all_of(order.begin(), order.end(),
+                                      [&](int32_t b) { return std::isfinite(scores[size_t(b)]); });
       if (finite) {
         std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
           return scores[size_t(a)] > scores[size_t(b)];
         });
       }
-      const bool dense = r * s.block_q < s.protected_head_queries ||
-                         std::min(q.dim(0), (r + 1) * s.block_q) > q.dim(0) - s.protected_tail_queries;
+      const bool dense =
+          r * s.block_q < s.protected_head_queries ||
+          std::min(q.dim(0), (r + 1) * s.block_q) > q.dim(0) - s.protected_tail_queries;
       if (!dense) order.resize(size_t(budget));
       for (int64_t b = 0; b < blocks; ++b) {
         if (b < head_end || b >= tail_begin) order.push_back(int32_t(b));
@@ -326,7 +327,9 @@ Values conv3d(const View& x, const View& w, const View& bias, const Conv3d& conv
   for (int a = 0; a < 3; ++a) {
     const auto i = size_t(a);
     size[i] = (x.dim(a) + conv.pad_before[i] + conv.pad_after[i] -
-               conv.dilation[i] * (w.dim(2 + a) - 1) - 1) / conv.stride[i] + 1;
+               conv.dilation[i] * (w.dim(2 + a) - 1) - 1) /
+                  conv.stride[i] +
+              1;
   }
   const int64_t cin = x.dim(3), cout = w.dim(0), kd = w.dim(2), kh = w.dim(3), kw = w.dim(4);
   Values out;

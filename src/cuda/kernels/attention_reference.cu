@@ -1,14 +1,14 @@
-// Attention as the contract says it, for every shape: any head_dim, grouped heads, causal, block lists,
-// LSE, no keys. The rung that faster kernels are checked against, and what f32 runs on.
+// Attention as the contract says it, for every shape: any head_dim, grouped heads, causal, block
+// lists, LSE, no keys. The rung that faster kernels are checked against, and what f32 runs on.
 //
-// Layout: q, out [Sq, H, D], k, v [Skv, KV, D], heads contiguous in a row, any row stride. One warp owns
-// one query row of one head: 32 keys at a time, a lane per key for the scores, then a lane per value
-// column; query and accumulator live in shared memory as f32, so no Sq x Skv buffer exists.
-// Flops: 4 Sq Skv H D. Bytes: K and V once per query row from the caches. No floor is claimed: it is
-// bound by uncached loads and exists to be right.
+// Layout: q, out [Sq, H, D], k, v [Skv, KV, D], heads contiguous in a row, any row stride. One warp
+// owns one query row of one head: 32 keys at a time, a lane per key for the scores, then a lane per
+// value column; query and accumulator live in shared memory as f32, so no Sq x Skv buffer exists.
+// Flops: 4 Sq Skv H D. Bytes: K and V once per query row from the caches. No floor is claimed: it
+// is bound by uncached loads and exists to be right.
 //
-// softmax_rows: the middle of the two-GEMM form for wide heads. Scores f32 [M, N] read twice (the second
-// time from cache), probabilities written once.
+// softmax_rows: the middle of the two-GEMM form for wide heads. Scores f32 [M, N] read twice (the
+// second time from cache), probabilities written once.
 #include "cuda/kernels.h"
 #include "cuda/kernels/common.cuh"
 
@@ -27,7 +27,8 @@ struct ReferenceShape {
 };
 
 template <typename T>
-__global__ void attention_reference_kernel(T* out, const T* q, const T* k, const T* v, float* lse, ReferenceShape s) {
+__global__ void attention_reference_kernel(T* out, const T* q, const T* k, const T* v, float* lse,
+                                           ReferenceShape s) {
   extern __shared__ float memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t task = int64_t(blockIdx.x) * warps + warp;
@@ -44,8 +45,8 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
   }
   __syncwarp();
 
-  // Keys in order, 32 at a time; with lists, the keys of the listed blocks one after another, so that a
-  // list of every block groups them as no list does: the same result, bit for bit.
+  // Keys in order, 32 at a time; with lists, the keys of the listed blocks one after another, so
+  // that a list of every block groups them as no list does: the same result, bit for bit.
   const int32_t* list = nullptr;
   int64_t keys = s.causal ? min(s.skv, row + s.skv - s.sq + 1) : s.skv;
   if (s.indices) {
@@ -53,7 +54,9 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
     list = s.indices + which * s.capacity;
     const int64_t count = s.counts[which];
     // Only the last block of all may be short, and lists ascend.
-    keys = count == 0 ? 0 : (count - 1) * s.block_k + min(s.block_k, s.skv - list[count - 1] * s.block_k);
+    keys = count == 0
+               ? 0
+               : (count - 1) * s.block_k + min(s.block_k, s.skv - list[count - 1] * s.block_k);
   }
   float top = -INFINITY, total = 0.0f;
   for (int64_t first = 0; first < keys; first += 32) {
@@ -63,9 +66,19 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
     if (position < keys) {
       if (list) key = list[position / s.block_k] * s.block_k + position % s.block_k;
       const T* row_of_k = k + key * s.k_row;
-      float dot = 0.0f;
-      for (int64_t i = 0; i < s.d; ++i) dot = fmaf(query[i], to_f32(row_of_k[i]), dot);
-      score = dot * s.scale;
+      // Several partial sums: their errors grow with the square root of a part, not of the whole.
+      constexpr int kParts = 8;
+      float part[kParts] = {};
+      int64_t i = 0;
+      for (; i + kParts <= s.d; i += kParts) {
+#pragma unroll
+        for (int n = 0; n < kParts; ++n)
+          part[n] = fmaf(query[i + n], to_f32(row_of_k[i + n]), part[n]);
+      }
+      for (; i < s.d; ++i) part[0] = fmaf(query[i], to_f32(row_of_k[i]), part[0]);
+      score = ((part[0] + part[1]) + (part[2] + part[3]) +
+               ((part[4] + part[5]) + (part[6] + part[7]))) *
+              s.scale;
     }
     const float new_top = fmaxf(top, warp_max(score));
     // A row of -inf scores so far keeps its weights at zero instead of exp(-inf + inf).
@@ -79,7 +92,8 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
     for (int j = 0; j < count; ++j) {
       const float w = __shfl_sync(kAllLanes, weight, j);
       const T* row_of_v = v + __shfl_sync(kAllLanes, key, j) * s.v_row;
-      for (int64_t i = lane; i < s.d; i += 32) sum_of_values[i] = fmaf(w, to_f32(row_of_v[i]), sum_of_values[i]);
+      for (int64_t i = lane; i < s.d; i += 32)
+        sum_of_values[i] = fmaf(w, to_f32(row_of_v[i]), sum_of_values[i]);
     }
   }
 
@@ -92,17 +106,20 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
 constexpr int kSoftmaxThreads = 256;
 
 template <typename T>
-__global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(T* out, const float* scores, float* lse, int64_t columns,
-                                                                  int64_t out_row, int64_t scores_row, float scale) {
+__global__ void __launch_bounds__(kSoftmaxThreads)
+    softmax_kernel(T* out, const float* scores, float* lse, int64_t columns, int64_t out_row,
+                   int64_t scores_row, float scale) {
   __shared__ float shared[32];
   out += blockIdx.x * out_row;
   scores += blockIdx.x * scores_row;
   float top = -INFINITY;
-  for (int64_t i = threadIdx.x; i < columns; i += kSoftmaxThreads) top = fmaxf(top, scale * scores[i]);
+  for (int64_t i = threadIdx.x; i < columns; i += kSoftmaxThreads)
+    top = fmaxf(top, scale * scores[i]);
   top = block_max<kSoftmaxThreads>(top, shared);
   const float base = top == -INFINITY ? 0.0f : top;
   float total = 0.0f;
-  for (int64_t i = threadIdx.x; i < columns; i += kSoftmaxThreads) total += expf(scale * scores[i] - base);
+  for (int64_t i = threadIdx.x; i < columns; i += kSoftmaxThreads)
+    total += expf(scale * scores[i] - base);
   total = block_sum<kSoftmaxThreads>(total, shared);
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
   for (int64_t i = threadIdx.x; i < columns; i += kSoftmaxThreads) {
@@ -113,7 +130,8 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(T* out, const 
 
 }  // namespace
 
-void attention_reference(Stream stream, MutView out, View q, View k, View v, const AttentionPlan& plan) {
+void attention_reference(Stream stream, MutView out, View q, View k, View v,
+                         const AttentionPlan& plan) {
   ReferenceShape s{};
   s.sq = q.dim(0);
   s.skv = k.dim(0);
@@ -141,9 +159,10 @@ void attention_reference(Stream stream, MutView out, View q, View k, View v, con
   auto* lse = static_cast<float*>(plan.lse.mut());
   with_type(q.dtype, [&](auto type) {
     using T = decltype(type);
-    attention_reference_kernel<T><<<blocks, unsigned(32 * warps), size_t(warps * bytes_per_warp), stream>>>(
-        static_cast<T*>(out.mut()), static_cast<const T*>(q.data), static_cast<const T*>(k.data),
-        static_cast<const T*>(v.data), lse, s);
+    attention_reference_kernel<T>
+        <<<blocks, unsigned(32 * warps), size_t(warps * bytes_per_warp), stream>>>(
+            static_cast<T*>(out.mut()), static_cast<const T*>(q.data),
+            static_cast<const T*>(k.data), static_cast<const T*>(v.data), lse, s);
   });
   check_launch();
 }
@@ -152,8 +171,8 @@ void softmax_rows(Stream stream, MutView probabilities, View scores, float scale
   with_type(probabilities.dtype, [&](auto type) {
     using T = decltype(type);
     softmax_kernel<T><<<unsigned(scores.dim(0)), kSoftmaxThreads, 0, stream>>>(
-        static_cast<T*>(probabilities.mut()), static_cast<const float*>(scores.data), lse, scores.dim(1),
-        probabilities.stride(0), scores.stride(0), scale);
+        static_cast<T*>(probabilities.mut()), static_cast<const float*>(scores.data), lse,
+        scores.dim(1), probabilities.stride(0), scores.stride(0), scale);
   });
   check_launch();
 }

@@ -1,11 +1,12 @@
-// Block selection in three steps around one matrix product per head: cell means, scores of block pairs,
-// the best blocks of each row.
+// Block selection in three steps around one matrix product per head: cell means, scores of block
+// pairs, the best blocks of each row.
 //
-// Layout: x [S, heads, D] -> pooled [heads, cells, D], cells of 16 tokens; t [rows * cells_q, cells] f32
-// = pooled q . pooled k (by cuBLASLt) -> scores [rows, blocks] f32 -> ascending lists.
+// Layout: x [S, heads, D] -> pooled [heads, cells, D], cells of 16 tokens; t [rows * cells_q,
+// cells] f32 = pooled q . pooled k (by cuBLASLt) -> scores [rows, blocks] f32 -> ascending lists.
 // Flops: 2 cells_q cells_k D per head, in the product. Bytes: q and k once, t written and read once
-// (0.5 GB for 32 heads of 2760 x 2816 cells), scores a few times from cache. Floor at that size: 0.11 ms
-// for pooling, 0.25 ms for t.
+// (2 GB for 32 heads of 2760 x 2816 cells), scores a few times from cache. Floor at that size in
+// f32: 0.21 ms for pooling, 0.5 ms for t, 1.3 ms for the product in fp32. Measured on an H200
+// (bench/device_ops select_blocks): 3.97 ms. bf16 with head_dim 64 or 128 runs in sm90_select.cu.
 #include "cuda/kernels.h"
 #include "cuda/kernels/common.cuh"
 
@@ -22,7 +23,8 @@ struct PoolShape {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(128) pool_kernel(T* pooled, const T* x, PoolShape s, float factor) {
+__global__ void __launch_bounds__(128)
+    pool_kernel(T* pooled, const T* x, PoolShape s, float factor) {
   const int64_t cell = blockIdx.x, head = blockIdx.y;
   const int64_t begin = cell * kCell;
   const int count = int(min(int64_t{kCell}, s.tokens - begin));
@@ -44,7 +46,8 @@ __global__ void __launch_bounds__(256) score_kernel(float* scores, const float* 
   const int64_t item = int64_t(blockIdx.x) * 256 + threadIdx.x;
   if (item >= s.rows * s.blocks) return;
   const int64_t row = item / s.blocks, block = item - row * s.blocks;
-  const int64_t q_end = min(s.q_cells, (row + 1) * s.cells_q), k_end = min(s.k_cells, (block + 1) * s.cells_k);
+  const int64_t q_end = min(s.q_cells, (row + 1) * s.cells_q),
+                k_end = min(s.k_cells, (block + 1) * s.cells_k);
   float top = -INFINITY;
   bool is_nan = false;
   for (int64_t i = row * s.cells_q; i < q_end; ++i) {
@@ -59,8 +62,10 @@ __global__ void __launch_bounds__(256) score_kernel(float* scores, const float* 
     for (int64_t j = block * s.cells_k; j < k_end; ++j) sum += exp2f(t[i * s.t_row + j] - top);
   }
   float score = kLn2 * top + logf(sum);
-  if (is_nan) score = NAN;
-  else if (isinf(top)) score = top;
+  if (is_nan)
+    score = NAN;
+  else if (isinf(top))
+    score = top;
   scores[row * s.score_row + block] = score;
 }
 
@@ -78,10 +83,11 @@ struct TopShape {
 // Where equal scores fall: any number of them is spread evenly over the sequence (golden ratio).
 __device__ __forceinline__ uint32_t spread(int block) { return uint32_t(block) * 2654435769u; }
 
-// The `wanted`-th largest key(i) of those i in [begin, end) for which keep(i), by digits of 8 bits; `wanted`
-// becomes how many of exactly that key belong to the largest. Called by the whole block.
+// The `wanted`-th largest key(i) of those i in [begin, end) for which keep(i), by digits of 8 bits;
+// `wanted` becomes how many of exactly that key belong to the largest. Called by the whole block.
 template <typename Key, typename Keep>
-__device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key& key, const Keep& keep) {
+__device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key& key,
+                                const Keep& keep) {
   __shared__ uint32_t histogram[256];
   __shared__ uint32_t prefix_shared, wanted_shared;
   uint32_t prefix = 0;
@@ -90,7 +96,8 @@ __device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key&
     __syncthreads();
     for (int i = begin + int(threadIdx.x); i < end; i += kTopThreads) {
       const uint32_t k = key(i);
-      if (keep(i) && (shift == 24 || k >> (shift + 8) == prefix)) atomicAdd(&histogram[k >> shift & 255u], 1u);
+      if (keep(i) && (shift == 24 || k >> (shift + 8) == prefix))
+        atomicAdd(&histogram[k >> shift & 255u], 1u);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -107,9 +114,10 @@ __device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key&
   return prefix;
 }
 
-// One block of threads per row: a digit search finds the score at the cut and, among equals there, the hash
-// at the cut; one ordered pass writes the kept blocks.
-__global__ void __launch_bounds__(kTopThreads) top_kernel(int32_t* indices, int32_t* counts, const float* scores, TopShape s) {
+// One block of threads per row: a digit search finds the score at the cut and, among equals there,
+// the hash at the cut; one ordered pass writes the kept blocks.
+__global__ void __launch_bounds__(kTopThreads)
+    top_kernel(int32_t* indices, int32_t* counts, const float* scores, TopShape s) {
   static_assert(kTopThreads == 256, "one thread clears one digit's counter");
   __shared__ int warp_totals[kTopThreads / 32];
   const int64_t row = blockIdx.x;
@@ -122,7 +130,8 @@ __global__ void __launch_bounds__(kTopThreads) top_kernel(int32_t* indices, int3
 
   bool is_finite = true;
   if (!all) {
-    for (int i = begin + thread; i < end; i += kTopThreads) is_finite = is_finite && isfinite(scores[i]);
+    for (int i = begin + thread; i < end; i += kTopThreads)
+      is_finite = is_finite && isfinite(scores[i]);
   }
   const bool first_ones = !__syncthreads_and(is_finite);
 
@@ -131,7 +140,8 @@ __global__ void __launch_bounds__(kTopThreads) top_kernel(int32_t* indices, int3
     uint32_t wanted = uint32_t(s.top.budget);
     const auto key = [&](int i) { return sortable(scores[i]); };
     cut = nth_largest(wanted, begin, end, key, [](int) { return true; });
-    hash_cut = nth_largest(wanted, begin, end, [](int i) { return ~spread(i); }, [&](int i) { return key(i) == cut; });
+    hash_cut = nth_largest(
+        wanted, begin, end, [](int i) { return ~spread(i); }, [&](int i) { return key(i) == cut; });
   }
 
   int written = 0;
@@ -167,13 +177,15 @@ void pool_cells(Stream stream, MutView pooled, View x, float factor) {
   const dim3 grid(unsigned(s.cells), unsigned(x.dim(1)));
   with_type(x.dtype, [&](auto type) {
     using T = decltype(type);
-    pool_kernel<T><<<grid, 128, 0, stream>>>(static_cast<T*>(pooled.mut()), static_cast<const T*>(x.data), s, factor);
+    pool_kernel<T><<<grid, 128, 0, stream>>>(static_cast<T*>(pooled.mut()),
+                                             static_cast<const T*>(x.data), s, factor);
   });
   check_launch();
 }
 
 void score_blocks(Stream stream, MutView scores, View t, int64_t cells_q, int64_t cells_k) {
-  const ScoreShape s{scores.dim(0), scores.dim(1), t.dim(0), t.dim(1), t.stride(0), scores.stride(0), cells_q, cells_k};
+  const ScoreShape s{scores.dim(0), scores.dim(1),    t.dim(0), t.dim(1),
+                     t.stride(0),   scores.stride(0), cells_q,  cells_k};
   const unsigned blocks = unsigned(ceil_div<int64_t>(s.rows * s.blocks, 256));
   score_kernel<<<blocks, 256, 0, stream>>>(scores.as<float>(), t.as<float>(), s);
   check_launch();
@@ -181,8 +193,8 @@ void score_blocks(Stream stream, MutView scores, View t, int64_t cells_q, int64_
 
 void top_blocks(Stream stream, MutView indices, MutView counts, View scores, const TopBlocks& top) {
   const TopShape s{top, indices.stride(0), scores ? scores.stride(0) : 0};
-  top_kernel<<<unsigned(counts.dim(0)), kTopThreads, 0, stream>>>(indices.as<int32_t>(), counts.as<int32_t>(),
-                                                                  scores.as<float>(), s);
+  top_kernel<<<unsigned(counts.dim(0)), kTopThreads, 0, stream>>>(
+      indices.as<int32_t>(), counts.as<int32_t>(), scores.as<float>(), s);
   check_launch();
 }
 

@@ -1,5 +1,5 @@
-// Shared by the kernels: typed loads and stores of f32, bf16 and f16, warp and block sums, division by
-// a constant, strided index spaces, launch checks.
+// Shared by the kernels: typed loads and stores of f32, bf16 and f16, warp and block sums, division
+// by a constant, strided index spaces, launch checks.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,8 +37,10 @@ __device__ __forceinline__ float to_f32(__half x) { return __half2float(x); }
 
 template <typename T>
 __device__ __forceinline__ T from_f32(float x) {
-  if constexpr (std::is_same_v<T, float>) return x;
-  else return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<T, float>)
+    return x;
+  else
+    return __float2bfloat16_rn(x);
 }
 
 // The rounding that a value of type T suffers between two steps of an operation.
@@ -47,7 +49,14 @@ __device__ __forceinline__ float rounded(float x) {
   return to_f32(from_f32<T>(x));
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+// kFast: to about 1e-6, for results that are rounded to bf16 anyway.
+template <bool kFast>
+__device__ __forceinline__ float silu(float x) {
+  if constexpr (kFast)
+    return __fdividef(x, 1.0f + __expf(-x));
+  else
+    return x / (1.0f + expf(-x));
+}
 
 // V neighbouring elements as f32. 16-byte accesses where V elements fill them; the address must be
 // aligned to min(16, V elements).
@@ -56,7 +65,8 @@ __device__ __forceinline__ void load(float (&to)[V], const T* from) {
   constexpr int kBytes = V * int(sizeof(T));
   if constexpr (kBytes >= 4) {
     constexpr int kUnit = kBytes < 16 ? kBytes : 16;
-    using Unit = std::conditional_t<kUnit == 4, uint32_t, std::conditional_t<kUnit == 8, uint2, uint4>>;
+    using Unit =
+        std::conditional_t<kUnit == 4, uint32_t, std::conditional_t<kUnit == 8, uint2, uint4>>;
     alignas(16) T values[V];
 #pragma unroll
     for (int i = 0; i < kBytes / kUnit; ++i) {
@@ -75,7 +85,8 @@ __device__ __forceinline__ void store(T* to, const float (&from)[V]) {
   constexpr int kBytes = V * int(sizeof(T));
   if constexpr (kBytes >= 4) {
     constexpr int kUnit = kBytes < 16 ? kBytes : 16;
-    using Unit = std::conditional_t<kUnit == 4, uint32_t, std::conditional_t<kUnit == 8, uint2, uint4>>;
+    using Unit =
+        std::conditional_t<kUnit == 4, uint32_t, std::conditional_t<kUnit == 8, uint2, uint4>>;
     alignas(16) T values[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) values[i] = from_f32<T>(from[i]);
@@ -91,16 +102,23 @@ __device__ __forceinline__ void store(T* to, const float (&from)[V]) {
 
 // The same with the type known at run time only: one branch that the whole warp takes alike.
 template <int V>
-__device__ __forceinline__ void load(float (&to)[V], const void* base, DType dtype, int64_t offset) {
-  if (dtype == DType::bf16) load<V>(to, static_cast<const __nv_bfloat16*>(base) + offset);
-  else if (dtype == DType::f32) load<V>(to, static_cast<const float*>(base) + offset);
-  else load<V>(to, static_cast<const __half*>(base) + offset);
+__device__ __forceinline__ void load(float (&to)[V], const void* base, DType dtype,
+                                     int64_t offset) {
+  if (dtype == DType::bf16)
+    load<V>(to, static_cast<const __nv_bfloat16*>(base) + offset);
+  else if (dtype == DType::f32)
+    load<V>(to, static_cast<const float*>(base) + offset);
+  else
+    load<V>(to, static_cast<const __half*>(base) + offset);
 }
 
 template <int V>
-__device__ __forceinline__ void store(void* base, DType dtype, int64_t offset, const float (&from)[V]) {
-  if (dtype == DType::bf16) store<V>(static_cast<__nv_bfloat16*>(base) + offset, from);
-  else store<V>(static_cast<float*>(base) + offset, from);
+__device__ __forceinline__ void store(void* base, DType dtype, int64_t offset,
+                                      const float (&from)[V]) {
+  if (dtype == DType::bf16)
+    store<V>(static_cast<__nv_bfloat16*>(base) + offset, from);
+  else
+    store<V>(static_cast<float*>(base) + offset, from);
 }
 
 __device__ __forceinline__ float load_one(const void* base, DType dtype, int64_t offset) {
@@ -117,8 +135,10 @@ __device__ __forceinline__ void store_one(void* base, DType dtype, int64_t offse
 // Calls fn with a value of the C++ type of an f32 or bf16 tensor.
 template <typename Fn>
 void with_type(DType dtype, const Fn& fn) {
-  if (dtype == DType::bf16) fn(__nv_bfloat16{});
-  else fn(float{});
+  if (dtype == DType::bf16)
+    fn(__nv_bfloat16{});
+  else
+    fn(float{});
 }
 
 // ---- reductions --------------------------------------------------------------------------------
@@ -135,10 +155,11 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Over a block of kThreads threads; every thread gets the result. `shared` holds 32 floats and may be
-// used again at once.
+// Over a block of kThreads threads; every thread gets the result. `shared` holds 32 floats and may
+// be used again at once.
 template <int kThreads, typename Reduce>
-__device__ __forceinline__ float block_reduce(float x, float* shared, float neutral, const Reduce& reduce) {
+__device__ __forceinline__ float block_reduce(float x, float* shared, float neutral,
+                                              const Reduce& reduce) {
   x = reduce(x);
   if constexpr (kThreads > 32) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

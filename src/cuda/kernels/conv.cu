@@ -1,13 +1,14 @@
 // Convolution without a library, and the second half of the transposed 1-D convolution.
 //
 // conv_direct: implicit GEMM on the ordinary cores, f32 arithmetic. x [D, H, W, Cin] and out
-// [D', H', W', Cout] channels last with any outer strides, w [Cout, taps, Cin] contiguous. 64 x 64 output
-// tiles (positions x channels), 16 input channels at a time, 4 x 4 results a thread; bias and residual
-// in the epilogue. Flops: 2 M Cout taps Cin, floor at the fp32 rate (about 60 TFLOP/s on an H200).
-// Bytes: x and w from cache per tile. Serves f32, which must not use tf32, and shapes that cuDNN refuses.
+// [D', H', W', Cout] channels last with any outer strides, w [Cout, taps, Cin] contiguous. 64 x 64
+// output tiles (positions x channels), 16 input channels at a time, 4 x 4 results a thread; bias
+// and residual in the epilogue. Flops: 2 M Cout taps Cin, floor at the fp32 rate (about 60 TFLOP/s
+// on an H200; not measured by itself). Bytes: x and w from cache per tile. Serves f32, which must
+// not use tf32, and shapes that cuDNN refuses.
 //
-// fold: out[n] = bias + the up to ceil(k / s) columns that land on n. Bytes: columns (f32) once, out once;
-// the matrix product before it does the flops.
+// fold: out[n] = bias + the up to ceil(k / s) columns that land on n. Bytes: columns (f32) once,
+// out once; the matrix product before it does the flops.
 #include "cuda/kernels.h"
 #include "cuda/kernels/common.cuh"
 
@@ -27,8 +28,9 @@ struct DirectConv {
 };
 
 template <typename To, typename T, typename R>
-__global__ void __launch_bounds__(256) conv_kernel(To* out, const T* x, const T* w, const void* bias, const R* residual,
-                                                   __grid_constant__ const DirectConv c) {
+__global__ void __launch_bounds__(256)
+    conv_kernel(To* out, const T* x, const T* w, const void* bias, const R* residual,
+                __grid_constant__ const DirectConv c) {
   __shared__ float a_tile[kDepth][kTile + 4], b_tile[kDepth][kTile + 4];
   const int thread = threadIdx.x;
   // Loading: one position (or output channel) and four channels a thread.
@@ -110,7 +112,8 @@ struct FoldShape {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(256) fold_kernel(T* out, const float* columns, const void* bias, FoldShape s) {
+__global__ void __launch_bounds__(256)
+    fold_kernel(T* out, const float* columns, const void* bias, FoldShape s) {
   const int64_t item = int64_t(blockIdx.x) * 256 + threadIdx.x;
   if (item >= s.rows * s.channels) return;
   const int64_t row = item / s.channels, channel = item - row * s.channels;
@@ -129,7 +132,8 @@ __global__ void __launch_bounds__(256) fold_kernel(T* out, const float* columns,
 
 }  // namespace
 
-void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv, View residual) {
+void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv,
+                 View residual) {
   DirectConv c{};
   c.positions = out.dim(0) * out.dim(1) * out.dim(2);
   c.cin = x.dim(3);
@@ -147,7 +151,8 @@ void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Co
     c.residual_stride[d] = residual ? residual.stride(d) : 0;
   }
   c.bias_dtype = bias.dtype;
-  const dim3 grid(unsigned(ceil_div<int64_t>(c.positions, kTile)), unsigned(ceil_div<int64_t>(c.cout, kTile)));
+  const dim3 grid(unsigned(ceil_div<int64_t>(c.positions, kTile)),
+                  unsigned(ceil_div<int64_t>(c.cout, kTile)));
   with_type(out.dtype, [&](auto to) {
     with_type(x.dtype, [&](auto from) {
       with_type(residual.dtype, [&](auto add) {
@@ -155,8 +160,8 @@ void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Co
         using T = decltype(from);
         using R = decltype(add);
         conv_kernel<To, T, R><<<grid, 256, 0, stream>>>(
-            static_cast<To*>(out.mut()), static_cast<const T*>(x.data), static_cast<const T*>(w.data), bias.data,
-            static_cast<const R*>(residual.data), c);
+            static_cast<To*>(out.mut()), static_cast<const T*>(x.data),
+            static_cast<const T*>(w.data), bias.data, static_cast<const R*>(residual.data), c);
       });
     });
   });
@@ -164,12 +169,13 @@ void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Co
 }
 
 void fold(Stream stream, MutView out, View columns, View bias, const Fold& fold) {
-  const FoldShape s{fold, out.dim(0), out.dim(1), columns.dim(0), out.stride(0), columns.stride(0), bias.dtype};
+  const FoldShape s{fold,          out.dim(0),        out.dim(1), columns.dim(0),
+                    out.stride(0), columns.stride(0), bias.dtype};
   const unsigned blocks = unsigned(ceil_div<int64_t>(s.rows * s.channels, 256));
   with_type(out.dtype, [&](auto type) {
     using T = decltype(type);
-    fold_kernel<T><<<blocks, 256, 0, stream>>>(static_cast<T*>(out.mut()), static_cast<const float*>(columns.data),
-                                               bias.data, s);
+    fold_kernel<T><<<blocks, 256, 0, stream>>>(
+        static_cast<T*>(out.mut()), static_cast<const float*>(columns.data), bias.data, s);
   });
   check_launch();
 }
