@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "commands.h"
+#include "orrery/bench.h"
 #include "orrery/media.h"
 
 namespace {
@@ -75,6 +76,25 @@ struct RequestFlags {
   }
 };
 
+// FILE or FILE:SCALE. A file whose own name ends like that is taken as a file.
+LoraFile parse_lora(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || std::filesystem::exists(text)) return {text, 1};
+  const std::string number = text.substr(colon + 1);
+  size_t used = 0;
+  double scale = 0;
+  try {
+    scale = std::stod(number, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (number.empty() || used != number.size()) {
+    throw Error(ErrorKind::invalid_argument, "--lora \"" + text + "\": \"" + number +
+                                                 "\" after the colon is no number; expected FILE or FILE:SCALE");
+  }
+  return {text.substr(0, colon), scale};
+}
+
 void add_engine_flags(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
   app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")->capture_default_str();
@@ -109,6 +129,13 @@ int run(int argc, char** argv) {
   generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
   generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
   generate->add_option("--report", files.report, "Write a JSON report: settings, times, memory, dispatch");
+  std::vector<std::string> lora;
+  generate->add_option("--lora", lora, "LoRA adapter to merge, FILE or FILE:SCALE; may be given several times")
+      ->take_all();
+  generate->add_option("--guardrail", generate_options.guardrail,
+                       "Shell command that approves the prompt and the frames; see docs/modes.md");
+  generate->add_option("--guardrail-timeout", generate_options.guardrail_timeout, "Seconds a verdict may take")
+      ->capture_default_str();
   generate->add_flag("--profile", generate_options.profile, "Time every operation for the report");
   generate->add_option("--crf", files.crf, "H.264 quality, 0 to 51, lower is better")
       ->check(CLI::Range(0, 51))
@@ -144,6 +171,22 @@ int run(int argc, char** argv) {
   CLI::Option* text_option = tokenize->add_option("text,--text", text, "Text");
   tokenize->add_option("--decode", ids, "Ids to turn into text")->excludes(text_option);
 
+  BenchOptions bench_options;
+  EngineOptions bench_engine;
+  CLI::App* bench = app.add_subcommand("bench", "Measure a published model size with random weights; JSON lines");
+  bench->add_option("what", bench_options.what, "layer, step, vae or e2e")
+      ->check(CLI::IsMember({"layer", "step", "vae", "e2e"}))
+      ->capture_default_str();
+  bench->add_option("--config", bench_options.config, "nano, super or edge")->capture_default_str();
+  bench->add_option("--num-layers", bench_options.num_layers, "Layers; 0: the config's");
+  bench->add_option("--height", bench_options.height, "Pixels")->capture_default_str();
+  bench->add_option("--width", bench_options.width, "Pixels")->capture_default_str();
+  bench->add_option("--num-frames", bench_options.num_frames, "Frames")->capture_default_str();
+  bench->add_option("--num-inference-steps", bench_options.num_inference_steps, "Steps")->capture_default_str();
+  bench->add_option("--guidance-scale", bench_options.guidance_scale, "1 runs one branch")->capture_default_str();
+  bench->add_option("--text-tokens", bench_options.text_tokens, "Tokens of each prompt")->capture_default_str();
+  add_engine_flags(*bench, bench_engine);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -151,8 +194,16 @@ int run(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
 
+  for (const std::string& adapter : lora) generate_options.lora.push_back(parse_lora(adapter));
+
   if (*generate) return cli::generate(generate_flags.resolve(), files, generate_options);
   if (*plan) return cli::plan(plan_flags.resolve(), plan_model, plan_options, plan_json);
+  if (*bench) {
+    bench_options.attention = bench_engine.attention;
+    for (int i = 0; i < argc; ++i) bench_options.command += (i ? " " : "") + std::string(argv[i]);
+    run_bench(bench_options, bench_engine, [](const std::string& line) { std::cout << line << std::endl; });
+    return 0;
+  }
   if (*inspect) {
     std::cout << (inspect_strategy.empty() ? orrery::inspect(inspect_model, inspect_json)
                                            : orrery::inspect_attention(inspect_model, inspect_strategy, inspect_options));

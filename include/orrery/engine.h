@@ -14,11 +14,21 @@
 
 namespace orrery {
 
+// A low-rank adapter to merge into the transformer when it is loaded.
+struct LoraFile {
+  std::filesystem::path file;
+  double scale = 1;
+};
+
 struct EngineOptions {
   std::string device = "cpu";      // cpu, cuda, cuda:1, or auto
   std::string dtype = "auto";      // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
   int num_threads = 0;             // CPU threads; 0: all cores of this process
   std::string attention;           // strategy: JSON text or a file; empty: the checkpoint's, else dense
+  std::vector<LoraFile> lora;      // summed in this order
+  // A shell command that approves prompts and frames (docs/modes.md); empty: none.
+  std::string guardrail;
+  double guardrail_timeout = 300;  // seconds a verdict may take
   bool profile = false;            // time every operation for the report (slows CUDA down)
   std::function<void(const std::string&)> log;  // notices, one sentence each; may be empty
 };

@@ -79,7 +79,7 @@ struct Result {
 };
 
 struct Progress {
-  std::string stage;           // "prompt", "encode", "denoise", "decode", "sound"
+  std::string stage;           // "guardrail", "prompt", "encode", "denoise", "decode", "sound"
   int64_t step = 0;            // finished, of total
   int64_t total = 0;
   double seconds = 0;          // since the stage began

@@ -3,9 +3,9 @@
 // inside an f32 input are read where they lie; those over an edge, and other types, from a copy of
 // the task's patch with zeros around it, which costs a few loads per input element against the 2
 // Cout kd kh kw operations each takes part in. Measured with bench/ops_bench on an AVX2 machine at
-// the VAE's widths of 24 to 96 channels: 98 to 107 % of the rate of a large matrix product (3x3x3);
+// the VAE's widths of 24 to 96 channels, 3x3x3: 98 to 107 % of the rate of a large matrix product.
 // oneDNN 2.6 reaches the same in its blocked layouts, before reordering activations into and out of
-// them, and 65 to 107 % of it channels last. Only pointwise convolutions are faster there (71 to 95
+// them, and 65 to 107 % channels last; it is faster at pointwise convolutions only (95 against 71
 // %).
 #include <array>
 #include <numeric>

@@ -1,4 +1,3 @@
-// The composition root: the only file that names backends.
 #include "orrery/engine.h"
 
 #include <chrono>
@@ -6,12 +5,13 @@
 
 #include "attention/describe.h"
 #include "base/error.h"
-#include "cpu/cpu_backend.h"
-#include "cuda/cuda_backend.h"
+#include "engine/backends.h"
+#include "engine/guardrail.h"
 #include "engine/measure.h"
 #include "engine/report.h"
 #include "engine/run.h"
 #include "engine/settings.h"
+#include "model/lora.h"
 
 namespace orrery {
 
@@ -20,47 +20,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::unique_ptr<Backend> make_backend(const EngineOptions& options) {
-  std::string device = options.device;
-  if (device == "auto") device = cuda::is_cuda_built() ? "cuda" : "cpu";
-  cpu::CpuOptions cpu_options;
-  cpu_options.num_threads = options.num_threads;
-  if (device == "cpu") return cpu::make_cpu_backend(cpu_options);
-  if (device == "cuda") return cuda::make_cuda_backend({});
-  if (device.starts_with("cuda:")) {
-    int index = -1;
-    const std::string number = device.substr(5);
-    if (!number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos) {
-      index = std::stoi(number);
-    }
-    require(index >= 0, "device \"", options.device, "\": expected a number after the colon, as in cuda:0");
-    return cuda::make_cuda_backend({index});
-  }
-  fail(ErrorKind::invalid_argument, "device \"", options.device, "\" is not known; it is cpu, cuda, cuda:N or auto");
-}
-
-DType activation_type(const EngineOptions& options, const Backend& backend) {
-  if (options.dtype == "fp32") return DType::f32;
-  if (options.dtype == "bf16") return DType::bf16;
-  require(options.dtype == "auto", "dtype \"", options.dtype, "\" is not known; it is fp32, bf16 or auto");
-  return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
-}
-
-AttentionInventory inventory_of(const TransformerConfig& config) {
-  return {static_cast<int>(config.num_hidden_layers),
-          {AttentionRole::und, AttentionRole::gen, AttentionRole::gen_multi_control}};
-}
-
-AttentionStrategy resolve_strategy(const Checkpoint& checkpoint, const std::string& attention) {
-  std::optional<Json> runtime;
-  if (!attention.empty()) {
-    runtime = attention.find('{') == std::string::npos ? Json::load(attention)
-                                                       : Json::parse(attention, "--attention");
-  }
-  return AttentionStrategy::resolve(inventory_of(checkpoint.transformer), runtime ? &*runtime : nullptr,
-                                    checkpoint.attention_strategy ? &*checkpoint.attention_strategy : nullptr);
 }
 
 std::string summary(const Settings& s) {
@@ -108,7 +67,7 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
       tokenizer(Tokenizer::load(model / "text_tokenizer")),
       backend(make_backend(given)),
       dtype(activation_type(given, *backend)),
-      strategy(resolve_strategy(checkpoint, given.attention)) {
+      strategy(strategy_of(checkpoint, given.attention)) {
   load();
 }
 
@@ -123,11 +82,19 @@ void Engine::State::load() {
   const Safetensors files = Safetensors::open_folder(path / "transformer");
   const VisitFunction und = [&](WeightVisitor& v) { transformer->visit_und(v); };
   const VisitFunction gen = [&](WeightVisitor& v) { transformer->visit_gen(v); };
-  check_weights(files, [&](WeightVisitor& v) { und(v), gen(v); }, of);
+  const VisitFunction both = [&](WeightVisitor& v) { und(v), gen(v); };
+  std::vector<LoraAdapters::Source> sources;
+  for (const LoraFile& lora : options.lora) sources.push_back({lora.file, lora.scale});
+  const LoraAdapters adapters(sources, both);
+  check_weights(files, both, of);
+  if (!adapters.empty()) {
+    of.adapt = [&](const std::string& name, const View& stored) { return adapters.merged(name, stored); };
+  }
   und_weights = fill_weights(*backend, files, und, of);
   gen_weights = fill_weights(*backend, files, gen, of);
 
   of.ignored = {};
+  of.adapt = {};
   vae_weights = load_weights(*backend, Safetensors::open_folder(path / "vae"),
                              [&](WeightVisitor& v) { vae->visit(v); }, of);
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
@@ -217,12 +184,21 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   const Settings settings = resolve(request, state.checkpoint);
   for (const std::string& sentence : settings.notices) state.notice(sentence);
 
+  const Guardrail guardrail(state.options.guardrail, state.options.guardrail_timeout);
+  if (!guardrail.is_set() && state.checkpoint.folder.enable_safety_checker) {
+    state.notice("no guardrail is set (--guardrail): the licence of this model asks for one; the check is recorded as " +
+                 std::string(kGuardrailSkipped));
+  }
+
   RunRecord record;
   record.open_seconds = state.open_seconds;
   record.device = backend.description();
   record.dtype = name_of(state.dtype);
   record.attention_source = state.strategy.source();
+  record.lora = state.options.lora;
   Stages stages(backend, record, progress, std::move(stop));
+  const auto waiting = [&] { stages.report(0); };
+  if (guardrail.is_set()) stages.run("guardrail", 1, [&] { guardrail.check_prompt(request, waiting); });
 
   Result result;
   std::optional<Arena> arena;
@@ -275,6 +251,10 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   backend.set_profiling(false);
 
   result.fps = settings.fps;
+  if (guardrail.is_set()) {
+    stages.run("guardrail", 1, [&] { guardrail.check_frames(result.frames, result.fps, waiting); });
+  }
+  record.guardrail = guardrail.is_set() ? kGuardrailApproved : kGuardrailSkipped;
   result.latents = {{1, state.checkpoint.vae.z_dim, settings.latent_frames, settings.latent_height,
                      settings.latent_width},
                     run->latents()};
@@ -283,7 +263,7 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   }
   record.dispatch = run->attention().records();
   result.report = report_json(request, settings, record).dump(1);
-  result.metadata = {{"comment", settings_json(request, settings).dump()},
+  result.metadata = {{"comment", metadata_json(request, settings, record).dump()},
                      {"encoder_engine", "orrery " + version()}};
   return result;
 }
@@ -301,7 +281,7 @@ Plan plan_request(const std::filesystem::path& model, const Request& request, co
   auto ids = prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
   const std::unique_ptr<Backend> backend = make_backend(options);
   const DType dtype = activation_type(options, *backend);
-  const AttentionStrategy strategy = resolve_strategy(checkpoint, options.attention);
+  const AttentionStrategy strategy = strategy_of(checkpoint, options.attention);
   Plan plan = measure(checkpoint, settings, strategy, std::move(ids),
                       {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}});
   plan.summary = summary(settings);
@@ -315,7 +295,7 @@ Plan plan_request(const std::filesystem::path& model, const Request& request, co
 std::string inspect_attention(const std::filesystem::path& model, const std::string& attention,
                               const EngineOptions& options) {
   const Checkpoint checkpoint = read_checkpoint(model);
-  const AttentionStrategy strategy = resolve_strategy(checkpoint, attention);
+  const AttentionStrategy strategy = strategy_of(checkpoint, attention);
   const std::unique_ptr<Backend> backend = make_backend(options);
   const TransformerConfig& config = checkpoint.transformer;
   const auto trials = try_presets(strategy, *backend, config.num_attention_heads, config.num_key_value_heads,

@@ -54,6 +54,18 @@ Json settings_json(const Request& request, const Settings& s) {
   return out.set("notices", std::move(notices));
 }
 
+Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record) {
+  Json out = settings_json(request, settings);
+  if (!record.lora.empty()) {
+    Json adapters = Json::array();
+    for (const LoraFile& lora : record.lora) {
+      adapters.push(Json::object().set("file", lora.file.filename().string()).set("scale", lora.scale));
+    }
+    out.set("lora", std::move(adapters));
+  }
+  return out.set("guardrail", record.guardrail);
+}
+
 namespace {
 
 Json operations_json(const OpTable& table) {
@@ -95,12 +107,12 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
   out.set("orrery", version())
       .set("device", record.device)
       .set("dtype", record.dtype)
-      .set("settings", settings_json(request, settings))
+      .set("settings", metadata_json(request, settings, record))
       .set("tokens", Json::object()
                          .set("text", record.text_tokens)
                          .set("negative", record.negative_tokens)
                          .set("generation", record.generation_tokens))
-      .set("guardrail", "skipped: none configured");
+      .set("guardrail", record.guardrail);
   Json stages = Json::array();
   double total = record.open_seconds;
   for (const StageTime& stage : record.stages) {

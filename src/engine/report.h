@@ -28,9 +28,13 @@ struct RunRecord {
   std::string dtype;
   std::string attention_source;
   std::vector<DispatchRecord> dispatch;
+  std::vector<LoraFile> lora;
+  std::string guardrail;           // verdict, as guardrail.h words it
 };
 
 Json settings_json(const Request& request, const Settings& settings);
+// What an output file carries: the settings, the adapters and the verdict.
+Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record);
 Json report_json(const Request& request, const Settings& settings, const RunRecord& record);
 // Peak resident set of this process, bytes.
 int64_t peak_resident_bytes();

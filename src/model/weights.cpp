@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/rng.h"
 #include "dist/communicator.h"
 #include "io/checkpoint.h"
 
@@ -117,8 +118,13 @@ class WeightLoader final : public WeightVisitor {
   }
 
  private:
-  View stored(const std::string& name) const {
-    return store_.files_->view(stored_name(*store_.files_, name));
+  View stored(const std::string& name) {
+    const View view = store_.files_->view(stored_name(*store_.files_, name));
+    if (!options_.adapt) return view;
+    Tensor adapted = options_.adapt(name, view);
+    if (!adapted) return view;
+    adapted_.push_back(std::move(adapted.buffer));
+    return adapted.view;
   }
 
   // Moves parts to the backend: in place where possible, else into one buffer, side by side when the
@@ -133,7 +139,11 @@ class WeightLoader final : public WeightVisitor {
       if (in_place && dtype == part.dtype && Safetensors::aligned(part)) placed.push_back(part);
       rows += part.rank() > 0 ? part.dim(0) : 1;
     }
-    if (placed.size() == parts.size()) return placed;
+    if (placed.size() == parts.size()) {
+      for (Buffer& buffer : adapted_) store_.buffers_.push_back(std::move(buffer));
+      adapted_.clear();
+      return placed;
+    }
     placed.clear();
     const DType dtype = options_.dtype.value_or(parts.front().dtype);
     Shape shape = parts.front().shape;
@@ -149,6 +159,7 @@ class WeightLoader final : public WeightVisitor {
     }
     if (backend_.fuses_weights()) placed = {whole.view};
     store_.buffers_.push_back(std::move(whole.buffer));
+    adapted_.clear();
     return placed;
   }
 
@@ -201,6 +212,7 @@ class WeightLoader final : public WeightVisitor {
   Backend& backend_;
   WeightStore& store_;
   const LoadOptions& options_;
+  std::vector<Buffer> adapted_;  // of the parts that are being placed
 };
 
 void WeightStore::release() {
@@ -271,6 +283,71 @@ class Placer final : public WeightVisitor {
   int64_t bytes_ = 0;
 };
 }  // namespace
+
+class RandomWeights final : public WeightVisitor {
+ public:
+  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed)
+      : backend_(backend), store_(store), dtype_(dtype), noise_(backend.allocate_tensor({kNoise}, dtype)) {
+    std::vector<float> values(kNoise);
+    NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
+    Tensor staged = backend.allocate_tensor({kNoise}, DType::f32);
+    backend.upload(staged.view, make_view(values.data(), {kNoise}, DType::f32));
+    backend.lincomb(noise_.view, {{kDeviation, staged.view}});
+  }
+
+  void tensor(View& slot, const std::string& name, Shape shape, Split) override {
+    slot = make(shape, name.find("norm") != std::string::npos || name.ends_with("gamma"));
+  }
+  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
+              int64_t in, Split, bool has_bias) override {
+    slot = {};
+    int64_t rows = 0;
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      rows += out[i];
+      if (backend_.fuses_weights() && i + 1 < prefixes.size()) continue;
+      slot.weights.push_back(make({rows, in}, false));
+      if (has_bias) slot.biases.push_back(make({rows}, false));
+      rows = 0;
+    }
+  }
+
+ private:
+  // A block of normals that all tensors are cut from, each at another offset.
+  static constexpr int64_t kNoise = int64_t{1} << 22;
+  static constexpr float kDeviation = 0.02f;
+
+  View make(Shape shape, bool ones) {
+    Tensor tensor = backend_.allocate_tensor(shape, dtype_);
+    const int64_t count = shape.numel();
+    store_.bytes_ += count * size_of(dtype_);
+    if (ones) {
+      backend_.fill(tensor.view, 1.0f);
+    } else {
+      const MutView flat = tensor.view.reshape({count});
+      for (int64_t at = 0; at < count;) {
+        const int64_t take = std::min(kNoise - next_, count - at);
+        backend_.copy(flat.slice(0, at, take), noise_.view.slice(0, next_, take));
+        at += take;
+        next_ = (next_ + take + 8 * 1013) % kNoise / 8 * 8;
+      }
+    }
+    store_.buffers_.push_back(std::move(tensor.buffer));
+    return tensor.view;
+  }
+
+  Backend& backend_;
+  WeightStore& store_;
+  DType dtype_;
+  Tensor noise_;
+  int64_t next_ = 0;
+};
+
+WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed) {
+  WeightStore store;
+  RandomWeights visitor(backend, store, dtype, seed);
+  visit(visitor);
+  return store;
+}
 
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard) {
   Placer placer(dry, dtype, shard);

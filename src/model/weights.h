@@ -65,6 +65,7 @@ class WeightStore {
 
  private:
   friend class WeightLoader;
+  friend class RandomWeights;
   std::optional<Safetensors> files_;
   std::vector<Buffer> buffers_;
   int64_t bytes_ = 0;
@@ -76,6 +77,8 @@ struct LoadOptions {
   Shard shard;
   // Names in the files that no slot asks for and that are no fault.
   std::function<bool(std::string_view)> ignored;
+  // A changed host copy of a stored tensor, same shape and type, or an empty Tensor to take it as it is.
+  std::function<Tensor(const std::string& name, const View& stored)> adapt;
   bool check_finite = true;
 };
 
@@ -94,6 +97,10 @@ WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunctio
 // Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a rank
 // would hold. For dry runs.
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
+
+// Random weights in place of files, made on the backend: vectors named like norms are 1, the rest is
+// pseudo-random with a standard deviation that keeps activations of order one. For benchmarks.
+WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed);
 
 struct ListedTensor {
   std::string name;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "engine/backends.h"
 #include "io/safetensors.h"
 
 namespace orrery::golden {
@@ -24,6 +25,15 @@ inline std::filesystem::path directory() {
 
 inline std::filesystem::path model_directory() {
   return std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
+}
+
+// Where the networks run: ORRERY_TEST_DEVICE (cpu) and ORRERY_TEST_DTYPE (fp32).
+inline EngineOptions engine_options() {
+  EngineOptions options;
+  if (const char* device = std::getenv("ORRERY_TEST_DEVICE"); device && *device) options.device = device;
+  const char* dtype = std::getenv("ORRERY_TEST_DTYPE");
+  options.dtype = dtype && *dtype ? dtype : "fp32";
+  return options;
 }
 
 // Sub-folders of directory()/area that hold a case.json, sorted; empty when the area is absent.

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "cpu/cpu_backend.h"
 #include "golden.h"
 #include "model/transformer.h"
 
@@ -51,12 +50,13 @@ TEST_P(TransformerGolden, OneForward) {
   const auto folder = golden::directory() / "transformer" / GetParam();
   const Json info = Json::load(folder / "case.json");
   const golden::Tensors want(folder / "tensors.safetensors");
-  auto backend = cpu::make_cpu_backend();
+  auto backend = make_backend(golden::engine_options());
   Arena arena(backend->allocate(size_t{256} << 20));
 
   const auto config = TransformerConfig::from_json(Json::load(folder / "transformer/config.json"));
   Transformer model(*backend, config, DType::f32);
   LoadOptions options;
+  if (backend->device() != DeviceKind::cpu) options.dtype = DType::f32;
   options.ignored = Transformer::is_unused;
   const WeightStore store = load_weights(
       *backend, Safetensors::open_folder(folder / "transformer"),

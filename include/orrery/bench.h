@@ -1,0 +1,29 @@
+// Measurements of the published model sizes with random weights: nothing to download.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "orrery/engine.h"
+
+namespace orrery {
+
+struct BenchOptions {
+  std::string what = "step";     // layer, step, vae or e2e
+  std::string config = "nano";   // nano, super or edge
+  int64_t num_layers = 0;        // 0: the config's
+  int64_t height = 720, width = 1280, num_frames = 189;
+  int64_t num_inference_steps = 35;
+  double guidance_scale = 6;
+  int64_t text_tokens = 512;     // of each guidance branch
+  std::string attention;         // strategy, as in EngineOptions
+  std::string command;           // recorded in each line
+};
+
+// Calls `line` with one JSON object a measurement: bench, case, device, driver, commit, date, command,
+// value, unit, floor, peer, peer_value, ratio.
+void run_bench(const BenchOptions& options, const EngineOptions& engine,
+               const std::function<void(const std::string&)>& line);
+
+}  // namespace orrery

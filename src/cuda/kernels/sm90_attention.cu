@@ -1,0 +1,93 @@
+// Chooses the attention kernel of a call; the kernels are instantiated in sm90_attention_*.cu.
+#include <cmath>
+
+#include "sm90_attention.h"
+#include "sm90_attention_variants.h"
+#include "sm90_host.h"
+
+namespace orrery::cuda {
+namespace sm90 {
+
+bool encode_tensor_map(CUtensorMap* map, const void* base, int64_t rows, int heads, int head_dim,
+                       int64_t row_stride, int box_rows) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
+    const bool found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return found ? reinterpret_cast<Encode>(function) : nullptr;
+  }();
+  if (encode == nullptr) return false;
+  constexpr int kColumns = 64;
+  const cuuint64_t dims[4] = {kColumns, static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(head_dim / kColumns),
+                              static_cast<cuuint64_t>(heads)};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row_stride) * 2, kColumns * 2,
+                                 static_cast<cuuint64_t>(head_dim) * 2};
+  const cuuint32_t box[4] = {kColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(base), dims, strides,
+                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace sm90
+
+const char* sm90_attention_supports(const Sm90AttentionParams& p) {
+  using namespace sm90;
+  if (const char* reason = device_reason()) return reason;
+  if (p.head_dim != 64 && p.head_dim != 128) return "head_dim must be 64 or 128";
+  if (p.hq <= 0 || p.hkv <= 0 || p.hq % p.hkv != 0) {
+    return "the query heads must be a multiple of the KV heads";
+  }
+  if (p.sq < 0 || p.skv < 0 || p.sq > kMaxRows || p.skv > kMaxRows || p.sq * p.hq > kMaxRows) {
+    return "sq * hq and skv must be at most 2^30";
+  }
+  if (!std::isfinite(p.scale) || p.scale <= 0) return "the scale must be positive and finite";
+  if (!aligned_rows(p.q, p.q_stride) || !aligned_rows(p.out, p.out_stride) ||
+      (p.skv > 0 && (!aligned_rows(p.k, p.k_stride) || !aligned_rows(p.v, p.v_stride)))) {
+    return "tensors must be 16-byte aligned with row strides of a multiple of 8 elements";
+  }
+  if (p.indices == nullptr) return nullptr;
+  if (p.causal) return "block lists are for calls that are not causal";
+  if (p.counts == nullptr) return "block lists need counts";
+  if (p.block_q < 64 || p.block_q % 64 != 0 || p.block_k < 64 || p.block_k % 64 != 0 ||
+      (p.block_q > 64 && p.block_q % 128 != 0)) {
+    return "block_q must be 64 or a multiple of 128, block_k a multiple of 64";
+  }
+  if (p.capacity < 0) return "the capacity of the lists must not be negative";
+  if (p.heads_per_list <= 0 || (p.hq / p.hkv) % p.heads_per_list != 0) {
+    return "heads_per_list must divide the query heads of one KV head";
+  }
+  return nullptr;
+}
+
+const char* sm90_attention(const Sm90AttentionParams& p, void* stream) {
+  if (const char* reason = sm90_attention_supports(p)) return reason;
+  if (p.sq == 0) return nullptr;
+  const bool wide = p.head_dim == 128;
+  const int group = p.hq / p.hkv;
+  if (p.indices == nullptr) {
+    if (p.causal) return wide ? sm90::causal_128(p, stream) : sm90::causal_64(p, stream);
+    if (!wide) return sm90::dense_64(p, stream);
+    return group % 2 == 0 ? sm90::dense_128_multicast(p, stream) : sm90::dense_128(p, stream);
+  }
+  // Rows that share a list share its tiles: 128 rows in a CTA, 256 in two.
+  const int sharing = p.heads_per_list;
+  if (p.block_q >= 128) {
+    if (!wide) return sm90::row_pair_64(p, stream);
+    return sharing % 2 == 0 ? sm90::row_pair_128_multicast(p, stream)
+                            : sm90::row_pair_128(p, stream);
+  }
+  if (sharing % 2 == 0) {
+    if (!wide) return sm90::head_pair_64(p, stream);
+    return sharing % 4 == 0 ? sm90::head_pair_128_multicast(p, stream)
+                            : sm90::head_pair_128(p, stream);
+  }
+  return wide ? sm90::independent_128(p, stream) : sm90::independent_64(p, stream);
+}
+
+}  // namespace orrery::cuda
