@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "orrery/compare.h"
 #include "orrery/engine.h"
 
 namespace orrery::cli {
@@ -20,8 +21,17 @@ struct GenerateFiles {
   bool quiet = false;
 };
 
+struct CompareFiles {
+  GenerateFiles inputs;  // the video is inputs.output; what lies beside it has the same name
+  std::vector<std::string> attention;
+};
+
+// Reads the files that belong to the request.
+void load_inputs(Request& request, const GenerateFiles& files);
+
 // Each returns the process's exit status or throws Error.
 int generate(Request request, const GenerateFiles& files, EngineOptions options);
+int compare(Request request, const CompareFiles& files, CompareOptions options, EngineOptions engine);
 int plan(const Request& request, const std::filesystem::path& model, EngineOptions options, bool json);
 
 // 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.

@@ -1,7 +1,7 @@
-#include <csignal>
 #include <cstdio>
 
 #include "commands.h"
+#include "interrupt.h"
 #include "orrery/media.h"
 #include "progress.h"
 
@@ -10,18 +10,6 @@ namespace orrery::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The one thing a signal handler may touch.
-volatile std::sig_atomic_t interrupted = 0;
-
-// Ctrl-C asks for an orderly stop; a second one ends the process at once.
-void watch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = 1; };
-  action.sa_flags = SA_RESETHAND;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 // A folder stands for a file of the usual name in it.
 fs::path output_file(const fs::path& output, int64_t frames) {
@@ -53,14 +41,18 @@ int exit_status(ErrorKind kind) {
   return 1;
 }
 
-int generate(Request request, const GenerateFiles& files, EngineOptions options) {
-  ProgressPrinter printer(files.quiet);
-  options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
+void load_inputs(Request& request, const GenerateFiles& files) {
   if (!files.prompt_file.empty()) load_prompt(files.prompt_file, request);
   if (!files.vision.empty()) request.image = load_image(files.vision);
   if (!files.video.empty()) request.video = load_video(files.video);
   if (!files.action.empty() && request.action) request.action->raw_actions = load_actions(files.action);
   if (!files.latents.empty()) request.latents = load_latents(files.latents);
+}
+
+int generate(Request request, const GenerateFiles& files, EngineOptions options) {
+  ProgressPrinter printer(files.quiet);
+  options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
+  load_inputs(request, files);
 
   // Everything that can be refused is refused before a weight is read.
   const Outline outline = check_request(files.model, request);
@@ -79,10 +71,11 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options)
       request,
       [&](const Progress& progress) {
         printer(progress);
-        if (interrupted) stop.request_stop();
+        if (interrupted()) stop.request_stop();
       },
       stop.get_token());
 
+  for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));
   save_output(output, result, files.crf);
   if (!files.save_latents.empty()) save_latents(files.save_latents, result);
   if (!files.save_action.empty()) save_action(files.save_action, result);

@@ -13,12 +13,109 @@ using namespace orrery;
 
 const std::vector<std::string> kOnOff{"on", "off"};
 
+[[noreturn]] void refuse(const std::string& sentence) { throw Error(ErrorKind::invalid_argument, sentence); }
+
+// The two sides of NAME=VALUE.
+std::pair<std::string, std::string> parse_pair(const char* flag, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == 0 || equals == std::string::npos || equals + 1 == text.size()) {
+    refuse(std::string(flag) + " \"" + text + "\": expected HINT=VALUE");
+  }
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+// The whole text as a number.
+std::optional<double> parse_number(const std::string& text) {
+  try {
+    size_t used = 0;
+    const double value = std::stod(text, &used);
+    if (used == text.size()) return value;
+  } catch (const std::exception&) {
+  }
+  return std::nullopt;
+}
+
+// Flags of structural control.
+struct TransferFlags {
+  std::vector<std::string> controls, weights;
+  std::vector<double> guidance_interval, control_guidance_interval;
+  TransferRequest transfer;
+
+  void add(CLI::App& app) {
+    app.add_option("--control", controls,
+                   "Control video as HINT=FILE, hint edge, blur, depth, seg or wsm; may be given several times")
+        ->take_all();
+    app.add_option("--control-weight", weights, "Weight of one of several controls as HINT=NUMBER; default 1 each")
+        ->take_all();
+    app.add_option("--control-guidance", transfer.control_guidance, "How much the controls count, 1 for plain; default by hint");
+    app.add_option("--num-conditional-frames", transfer.num_conditional_frames,
+                   "Frames a chunk takes over from the one before")
+        ->capture_default_str();
+    app.add_option("--num-first-chunk-conditional-frames", transfer.num_first_chunk_conditional_frames,
+                   "Frames of --video-path that the first chunk keeps")
+        ->capture_default_str();
+    app.add_option("--num-video-frames-per-chunk", transfer.num_video_frames_per_chunk,
+                   "Frames made at once; default all");
+    app.add_option("--guidance-interval", guidance_interval, "Timesteps between which guidance works, A B")->expected(2);
+    app.add_option("--control-guidance-interval", control_guidance_interval,
+                   "Timesteps between which control guidance works, A B")
+        ->expected(2);
+    app.add_option("--control-attention", transfer.attention,
+                   "Several controls: weighted (each attended on its own) or joint")
+        ->check(CLI::IsMember({"weighted", "joint"}))
+        ->capture_default_str();
+  }
+
+  // Whether any flag of transfer was given without a control.
+  bool is_stray(const CLI::App& app) const {
+    for (const char* flag : {"--control-weight", "--control-guidance", "--num-conditional-frames",
+                             "--num-first-chunk-conditional-frames", "--num-video-frames-per-chunk",
+                             "--guidance-interval", "--control-guidance-interval", "--control-attention"}) {
+      if (app.count(flag) > 0) return true;
+    }
+    return false;
+  }
+
+  // Reads the videos.
+  std::optional<TransferRequest> resolve(const CLI::App& app) const {
+    if (controls.empty()) {
+      if (is_stray(app)) refuse("a flag of structural control is given without --control HINT=FILE");
+      return std::nullopt;
+    }
+    TransferRequest out = transfer;
+    for (const std::string& text : controls) {
+      const auto [hint, file] = parse_pair("--control", text);
+      out.controls.push_back({hint, load_video(file), std::nullopt});
+    }
+    for (const std::string& text : weights) {
+      const auto [hint, number] = parse_pair("--control-weight", text);
+      const std::optional<double> weight = parse_number(number);
+      if (!weight) refuse("--control-weight " + text + ": \"" + number + "\" is no number");
+      bool found = false;
+      for (Control& control : out.controls) {
+        if (control.hint != hint) continue;
+        control.weight = weight;
+        found = true;
+      }
+      if (!found) refuse("--control-weight " + text + ": there is no --control " + hint + "=FILE");
+    }
+    const auto interval = [](const std::vector<double>& ends) -> std::optional<TimestepInterval> {
+      if (ends.empty()) return std::nullopt;
+      return TimestepInterval{ends[0], ends[1]};
+    };
+    out.guidance_interval = interval(guidance_interval);
+    out.control_guidance_interval = interval(control_guidance_interval);
+    return out;
+  }
+};
+
 // Flags that say what to generate; shared by generate and plan.
 struct RequestFlags {
   Request request;
   std::string karras, scheduler, use_system_prompt;
   std::string action_mode;
   ActionRequest action;
+  TransferFlags transfer;
   bool no_duration = false, no_resolution = false;
 
   void add(CLI::App& app) {
@@ -59,10 +156,12 @@ struct RequestFlags {
     app.add_option("--view-point", action.view_point, "ego_view, third_person_view, wrist_view or concat_view")
         ->capture_default_str();
     app.add_option("--resolution-tier", action.resolution_tier, "256, 480, 704 or 720")->capture_default_str();
+    transfer.add(app);
   }
 
-  Request resolve() const {
+  Request resolve(const CLI::App& app) const {
     Request out = request;
+    out.transfer = transfer.resolve(app);
     if (!karras.empty()) out.karras = karras == "on";
     out.checkpoint_scheduler = scheduler == "checkpoint";
     if (!use_system_prompt.empty()) out.use_system_prompt = use_system_prompt == "on";
@@ -81,26 +180,48 @@ LoraFile parse_lora(const std::string& text) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || std::filesystem::exists(text)) return {text, 1};
   const std::string number = text.substr(colon + 1);
-  size_t used = 0;
-  double scale = 0;
-  try {
-    scale = std::stod(number, &used);
-  } catch (const std::exception&) {
-    used = 0;
+  const std::optional<double> scale = parse_number(number);
+  if (!scale) {
+    refuse("--lora \"" + text + "\": \"" + number + "\" after the colon is no number; expected FILE or FILE:SCALE");
   }
-  if (number.empty() || used != number.size()) {
-    throw Error(ErrorKind::invalid_argument, "--lora \"" + text + "\": \"" + number +
-                                                 "\" after the colon is no number; expected FILE or FILE:SCALE");
-  }
-  return {text.substr(0, colon), scale};
+  return {text.substr(0, colon), *scale};
 }
 
-void add_engine_flags(CLI::App& app, EngineOptions& options) {
+// Flags of what a request reads, for commands that run it.
+void add_input_flags(CLI::App& app, RequestFlags& flags, cli::GenerateFiles& files) {
+  app.add_option("--model", files.model, "Model folder (diffusers layout)")->required();
+  CLI::Option* prompt = app.add_option("--prompt", flags.request.prompt, "What to generate");
+  app.add_option("--prompt-file", files.prompt_file,
+                 "File with the prompt: text, or JSON with \"prompt\" and perhaps \"negative_prompt\"; any other "
+                 "JSON object is the caption itself")
+      ->excludes(prompt);
+  app.add_option("--vision-path,--image", files.vision, "Image that becomes the first frame");
+  app.add_option("--video-path", files.video, "Video that conditions the generation");
+  app.add_option("--action-path", files.action, "Actions for forward_dynamics: JSON rows or safetensors");
+  app.add_option("--latents", files.latents, "Safetensors file whose \"latents\" replace the noise");
+  app.add_option("--crf", files.crf, "H.264 quality, 0 to 51, lower is better")
+      ->check(CLI::Range(0, 51))
+      ->capture_default_str();
+  flags.add(app);
+}
+
+void add_device_flags(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
   app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")->capture_default_str();
   app.add_option("--threads", options.num_threads, "CPU threads; 0: all cores");
-  app.add_option("--attention", options.attention, "Attention strategy: a JSON file or JSON text")
+}
+
+void add_engine_flags(CLI::App& app, EngineOptions& options) {
+  add_device_flags(app, options);
+  app.add_option("--attention", options.attention, "Attention strategy: a JSON file, JSON text, or dense")
       ->envname("ORRERY_ATTENTION");
+}
+
+void add_warm_up_flag(CLI::App& app, EngineOptions& options) {
+  app.add_option("--warm-up", options.warm_up,
+                 "Run every attention layout once before the first step: on, off, or auto (on for CUDA)")
+      ->check(CLI::IsMember({"on", "off", "auto"}))
+      ->capture_default_str();
 }
 
 int run(int argc, char** argv) {
@@ -112,20 +233,11 @@ int run(int argc, char** argv) {
   cli::GenerateFiles files;
   EngineOptions generate_options;
   CLI::App* generate = app.add_subcommand("generate", "Make an image or a video from a prompt");
-  generate->add_option("--model", files.model, "Model folder (diffusers layout)")->required();
-  CLI::Option* prompt = generate->add_option("--prompt", generate_flags.request.prompt, "What to generate");
-  generate->add_option("--prompt-file", files.prompt_file,
-                       "File with the prompt: text, or JSON with \"prompt\" and perhaps \"negative_prompt\"; any other "
-                       "JSON object is the caption itself")
-      ->excludes(prompt);
   generate->add_option("--output", files.output, "File (.mp4 .png .jpg), or a folder for sample.mp4 or sample.png")
       ->capture_default_str();
-  generate->add_option("--vision-path,--image", files.vision, "Image that becomes the first frame");
-  generate->add_option("--video-path", files.video, "Video that conditions the generation");
-  generate->add_option("--action-path", files.action, "Actions for forward_dynamics: JSON rows or safetensors");
-  generate_flags.add(*generate);
+  add_input_flags(*generate, generate_flags, files);
   add_engine_flags(*generate, generate_options);
-  generate->add_option("--latents", files.latents, "Safetensors file whose \"latents\" replace the noise");
+  add_warm_up_flag(*generate, generate_options);
   generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
   generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
   generate->add_option("--report", files.report, "Write a JSON report: settings, times, memory, dispatch");
@@ -137,10 +249,27 @@ int run(int argc, char** argv) {
   generate->add_option("--guardrail-timeout", generate_options.guardrail_timeout, "Seconds a verdict may take")
       ->capture_default_str();
   generate->add_flag("--profile", generate_options.profile, "Time every operation for the report");
-  generate->add_option("--crf", files.crf, "H.264 quality, 0 to 51, lower is better")
-      ->check(CLI::Range(0, 51))
-      ->capture_default_str();
   generate->add_flag("--quiet", files.quiet, "Print nothing but the output's name");
+
+  RequestFlags compare_flags;
+  cli::CompareFiles compare_files;
+  CompareOptions compare_options;
+  EngineOptions compare_engine;
+  CLI::App* compare = app.add_subcommand("compare", "One request under several attention strategies, side by side");
+  compare->add_option("--attention", compare_files.attention,
+                      "Strategy: a JSON file, JSON text, or dense; several times, the first is the yardstick")
+      ->required()
+      ->take_all();
+  compare->add_option("--output", compare_files.inputs.output, "Video file, or a folder for compare.mp4; a .png, .json "
+                                                               "and .txt of the same name lie beside it")
+      ->capture_default_str();
+  compare->add_option("--repeats", compare_options.repeats, "Runs of each strategy; the fastest counts, step by step")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
+  add_input_flags(*compare, compare_flags, compare_files.inputs);
+  add_device_flags(*compare, compare_engine);
+  add_warm_up_flag(*compare, compare_engine);
+  compare->add_flag("--quiet", compare_files.inputs.quiet, "Print nothing but the table");
 
   RequestFlags plan_flags;
   EngineOptions plan_options;
@@ -196,8 +325,9 @@ int run(int argc, char** argv) {
 
   for (const std::string& adapter : lora) generate_options.lora.push_back(parse_lora(adapter));
 
-  if (*generate) return cli::generate(generate_flags.resolve(), files, generate_options);
-  if (*plan) return cli::plan(plan_flags.resolve(), plan_model, plan_options, plan_json);
+  if (*generate) return cli::generate(generate_flags.resolve(*generate), files, generate_options);
+  if (*compare) return cli::compare(compare_flags.resolve(*compare), compare_files, compare_options, compare_engine);
+  if (*plan) return cli::plan(plan_flags.resolve(*plan), plan_model, plan_options, plan_json);
   if (*bench) {
     bench_options.attention = bench_engine.attention;
     for (int i = 0; i < argc; ++i) bench_options.command += (i ? " " : "") + std::string(argv[i]);

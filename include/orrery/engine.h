@@ -24,7 +24,11 @@ struct EngineOptions {
   std::string device = "cpu";      // cpu, cuda, cuda:1, or auto
   std::string dtype = "auto";      // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
   int num_threads = 0;             // CPU threads; 0: all cores of this process
-  std::string attention;           // strategy: JSON text or a file; empty: the checkpoint's, else dense
+  // Strategy: JSON text, a file, or "dense"; empty: the checkpoint's, else dense.
+  std::string attention;
+  // Runs every layout of the strategy once before the first step: on, off, or auto (on for CUDA when there
+  // is more than one). Results do not depend on it.
+  std::string warm_up = "auto";
   std::vector<LoraFile> lora;      // summed in this order
   // A shell command that approves prompts and frames (docs/modes.md); empty: none.
   std::string guardrail;
@@ -64,6 +68,10 @@ class Engine {
 
   // Stops within one step when `stop` is requested: Error{cancelled}.
   Result generate(const Request& request, const ProgressCallback& progress = {}, std::stop_token stop = {});
+
+  // Replaces the strategy of later requests; weights stay. As at open(), its presets are tried first, and
+  // when one cannot run here the strategy stays as it was.
+  void use_attention(const std::string& attention);
 
   std::string device_description() const;
   double open_seconds() const;

@@ -35,6 +35,32 @@ struct ActionRequest {
   std::optional<FloatTensor> raw_actions;  // [rows, width], model-normalised; forward_dynamics needs it
 };
 
+// A video that steers the structure of the result: edges, a blurred picture, depth, ...
+struct Control {
+  std::string hint;              // edge, blur, depth, seg or wsm
+  Frames video;
+  std::optional<double> weight;  // of several; not negative; they are normalised to sum 1
+};
+
+// Both ends included, in timesteps (0 to 1000).
+struct TimestepInterval {
+  double begin = 0, end = 1000;
+  bool holds(double timestep) const { return begin <= timestep && timestep <= end; }
+};
+
+// Structural control. Longer clips than a chunk are made chunk by chunk, each continuing the last
+// frames of the one before.
+struct TransferRequest {
+  std::vector<Control> controls;                       // one per hint
+  std::optional<double> control_guidance;              // 1: none; default by hint
+  int64_t num_conditional_frames = 1;                  // that a chunk takes over from the one before
+  int64_t num_first_chunk_conditional_frames = 0;      // of Request::video, fixed in the first chunk
+  std::optional<int64_t> num_video_frames_per_chunk;   // default: all frames
+  std::optional<TimestepInterval> guidance_interval;   // guidance is 1 outside
+  std::optional<TimestepInterval> control_guidance_interval;
+  std::string attention = "weighted";                  // several controls: weighted or joint
+};
+
 // One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
 struct Request {
   std::string prompt;
@@ -60,12 +86,28 @@ struct Request {
   std::string condition_video_keep = "first";        // first or last
   bool enable_sound = false;
   std::optional<ActionRequest> action;
+  std::optional<TransferRequest> transfer;
 
   // Initial noise of the vision latents instead of the seed's, [C, T, h, w] or [1, C, T, h, w].
   std::optional<FloatTensor> latents;
 
   bool vae_tiling = false;                           // decode and encode in spatial tiles
 };
+
+// What one attention preset did in the generation tower of a run.
+struct AttentionUse {
+  std::string preset;
+  std::string implementation;  // what the backend ran
+  int64_t calls = 0;
+  int64_t dense_calls = 0;     // of the calls: those that know no blocks and read every key
+  int64_t kept_blocks = 0;     // of the other calls, over all heads
+  int64_t all_blocks = 0;
+  double seconds = 0;          // 0 unless the run was profiled
+};
+// Mean over the calls of the share of key blocks that were read; a dense call reads all of them.
+double kept_share(const std::vector<AttentionUse>& uses);
+// One line for people.
+std::string to_text(const AttentionUse& use);
 
 struct Result {
   Frames frames;
@@ -74,6 +116,7 @@ struct Result {
   std::vector<std::vector<float>> sound;   // planar [channels][samples]; empty without sound
   int64_t sampling_rate = 0;
   std::optional<FloatTensor> action;       // [chunk, raw width], model-normalised
+  std::vector<AttentionUse> attention;     // one entry for each preset that ran
   std::string report;                      // JSON: settings, seed, versions, times, memory, dispatch
   std::map<std::string, std::string> metadata;  // what an output file should carry
 };

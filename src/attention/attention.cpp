@@ -162,6 +162,20 @@ void Attention::exchange(Arena& arena, MutView out, View q, View und_k, View und
                 parts.slice(1, 0, rows).permute({1, 0, 2, 3}));
 }
 
+SequenceShare Attention::share() const {
+  return is_shared() ? sequence_.share(cp_->rank(), cp_->size()) : sequence_.share(0, 1);
+}
+
+View Attention::whole(Arena& arena, View mine) const {
+  if (!is_shared()) return mine;
+  const int64_t padded = mine.dim(0), width = mine.dim(1), ranks = cp_->size();
+  require(padded == share().padded_rows, "attention: a rank brings ", padded,
+          " rows to be gathered, its share has room for ", share().padded_rows);
+  const MutView rows = arena.make({ranks, padded, width}, mine.dtype);
+  if (!backend_.is_dry()) cp_->all_gather(rows, mine);
+  return rows.reshape({ranks * padded, width}).slice(0, 0, sequence_.size());
+}
+
 double Attention::seconds_so_far() const {
   double seconds = 0;
   for (const char* op : {"attention", "attention_sparse", "select_blocks"}) {
@@ -171,24 +185,82 @@ double Attention::seconds_so_far() const {
   return seconds;
 }
 
+void Attention::set_control_weights(std::vector<float> weights) {
+  const auto streams = static_cast<int64_t>(weights.size());
+  require(streams > 0 && sequence_.control_tokens % streams == 0, "attention: ",
+          sequence_.control_tokens, " control tokens for ", streams, " weighted streams");
+  float sum = 0;
+  for (float weight : weights) {
+    require(weight >= 0, "attention: a control weight is ", weight);
+    sum += weight;
+  }
+  require(std::abs(sum - 1.0f) < 1e-5f, "attention: the control weights sum to ", sum,
+          ", expected 1");
+  control_weights_ = std::move(weights);
+}
+
 void Attention::attend(Arena& arena, MutView out, View q, View k, View v, int64_t text,
                        const AttentionSite& site) {
   require(is_invariant(site.role) || q.dim(0) == sequence_.size(), "attention: ", q.dim(0),
           " queries for a sequence of ", sequence_.size());
+  const bool weighs = site.role == AttentionRole::gen_multi_control && control_weights_.size() > 1;
+  if (weighs) attend_controls(arena, out, q, k, v, text, site);
+  else attend_once(arena, out, q, k, v, text, site, sequence_, 0, 1);
+}
+
+void Attention::attend_controls(Arena& arena, MutView out, View q, View k, View v, int64_t text,
+                                const AttentionSite& site) {
+  const Arena::Scope scope(arena);
+  const auto streams = static_cast<int64_t>(control_weights_.size());
+  const int64_t controls = sequence_.control_tokens, each = controls / streams;
+  const int64_t rest = sequence_.size() - controls;
+  Sequence part = sequence_;
+  part.control_tokens = each;
+
+  // Rows [skip, skip + each) of the controls and whatever follows all of them, behind `lead` rows.
+  const auto gather = [&](MutView to, View from, int64_t lead, int64_t stream) {
+    if (lead > 0) backend_.copy(to.slice(0, 0, lead), from.slice(0, 0, lead));
+    backend_.copy(to.slice(0, lead, each), from.slice(0, lead + stream * each, each));
+    backend_.copy(to.slice(0, lead + each, rest), from.slice(0, lead + controls, rest));
+  };
+  const MutView found = arena.make({streams, rest, q.dim(1), q.dim(2)}, out.dtype);
+  const MutView part_q = arena.make({each + rest, q.dim(1), q.dim(2)}, q.dtype);
+  const MutView part_k = arena.make({text + each + rest, k.dim(1), k.dim(2)}, k.dtype);
+  const MutView part_v = arena.make(part_k.shape, v.dtype);
+  const MutView part_out = arena.make(part_q.shape, out.dtype);
+  std::vector<Term> terms;
+  for (int64_t i = 0; i < streams; ++i) {
+    gather(part_q, q, 0, i);
+    gather(part_k, k, text, i);
+    gather(part_v, v, text, i);
+    attend_once(arena, part_out, part_q, part_k, part_v, text, site, part, static_cast<int>(i),
+                static_cast<int>(streams));
+    backend_.copy(out.slice(0, i * each, each), part_out.slice(0, 0, each));
+    backend_.copy(found.select(0, i), part_out.slice(0, each, rest));
+    terms.push_back({control_weights_[static_cast<size_t>(i)], found.select(0, i)});
+  }
+  backend_.lincomb(out.slice(0, controls, rest), terms);
+}
+
+void Attention::attend_once(Arena& arena, MutView out, View q, View k, View v, int64_t text,
+                            const AttentionSite& site, const Sequence& sequence, int pass,
+                            int passes) {
+  const Arena::Scope scope(arena);
   // The text tower runs before the first step: it is the same in every layout.
   const bool any_layout_does = is_invariant(site.role) && !moment_;
   AttentionMoment now = any_layout_does ? AttentionMoment{} : moment();
-  now.branch = branch_;
+  // What is remembered of a selection belongs to one pass of one branch.
+  now.branch = branch_ * passes + pass;
   const AttentionMethod& method = strategy_.method(now.layout, site.layer, site.role);
   const double start = recording_ ? seconds_so_far() : 0;
   PlannedAttention planned =
-      method.plan({site, now, text, scale_, q, k, sequence_, backend_, arena, selections_});
+      method.plan({site, now, text, scale_, q, k, sequence, backend_, arena, selections_});
   if (planned.mask) planned.plan.mask = &*planned.mask;
   backend_.attention(out, q, k, v, planned.plan);
   if (!recording_) return;
   DispatchRecord record;
-  record.step = now.step;
-  record.branch = now.branch;
+  record.step = is_invariant(site.role) ? -1 : now.step;
+  record.branch = branch_;
   record.layer = site.layer;
   record.role = site.role;
   record.method = strategy_.preset_name(now.layout, site.layer, site.role);

@@ -33,7 +33,7 @@ struct KvRows {
 
 // What ran, for the report.
 struct DispatchRecord {
-  int step = 0;
+  int step = 0;    // -1: the text tower, before the first
   int branch = 0;  // guidance branch: 0 conditional, 1 unconditional, ...
   int layer = 0;
   AttentionRole role = AttentionRole::gen;
@@ -62,6 +62,16 @@ class Attention {
   // sequences of operations on equal addresses, so that a recorded evaluation may be replayed.
   std::string replay_key() const;
 
+  // Control streams of equal length at the front of the sequence that are attended one by one: at
+  // sites of role gen_multi_control stream i and everything behind the streams read [text, stream i,
+  // what is behind], and what is behind gets the sum over i of weights[i] times what it found.
+  // Weights are not negative and sum to 1. With fewer than two streams there is nothing to weigh.
+  void set_control_weights(std::vector<float> weights);
+  // The role of a generation site under these weights.
+  AttentionRole generation_role() const {
+    return control_weights_.size() > 1 ? AttentionRole::gen_multi_control : AttentionRole::gen;
+  }
+
   // Memory comes from `arena` and lives until the caller's scope ends. und_k, und_v [text, KV, D];
   // text may be 0 (B58), KV, D and dtype are read all the same.
   KvRows keys_values(Arena& arena, View und_k, View und_v, int64_t rows);
@@ -72,12 +82,22 @@ class Attention {
            const AttentionSite& site);
 
   const Sequence& sequence() const { return sequence_; }
+  // This rank's rows of sequence(): all of them without a group.
+  SequenceShare share() const;
+  // sequence() whole, [size(), N], on every rank, from `mine` [padded_rows, N] of share(),
+  // contiguous. Without a group that is `mine` itself, else memory of `arena`.
+  View whole(Arena& arena, View mine) const;
   void set_recording(bool on) { recording_ = on; }
   const std::vector<DispatchRecord>& records() const { return records_; }
 
  private:
   void attend(Arena& arena, MutView out, View q, View k, View v, int64_t text,
               const AttentionSite& site);
+  void attend_controls(Arena& arena, MutView out, View q, View k, View v, int64_t text,
+                       const AttentionSite& site);
+  // One call of the method: `pass` of `passes` over parts of the sequence, laid out as `sequence`.
+  void attend_once(Arena& arena, MutView out, View q, View k, View v, int64_t text,
+                   const AttentionSite& site, const Sequence& sequence, int pass, int passes);
   void exchange(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
                 const AttentionSite& site);
   bool is_shared() const;
@@ -92,6 +112,7 @@ class Attention {
   std::optional<AttentionMoment> moment_;  // none before the first step of a schedule
   int branch_ = 0;
   bool warming_up_ = false;
+  std::vector<float> control_weights_;
   SelectionCache selections_;
   bool recording_ = false;
   std::vector<DispatchRecord> records_;

@@ -22,10 +22,13 @@ class Communicator {
   // Block i of `x` (first dimension cut in size() equal parts) goes to rank i; block j of out came from
   // rank j. Equal shapes.
   virtual void all_to_all(MutView out, View x) = 0;
-  // out [size(), ...x.shape], rank order.
+  // out [size(), ...x.shape], rank order. x may be this rank's own block of out.
   virtual void all_gather(MutView out, View x) = 0;
   virtual void broadcast(MutView x, int root) = 0;
   virtual void barrier() = 0;
+  // Ends every collective that a rank of this process waits in, from any thread: called when another
+  // rank has failed. Communicators that notice by themselves need not do anything.
+  virtual void abort() {}
 };
 
 // The group of one.

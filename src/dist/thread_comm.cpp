@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -82,6 +83,9 @@ class ThreadWorld::Group {
     const int64_t round = arrive(member);
     shared_.changed.wait(lock, [&] { return round_ != round; });
   }
+
+  // What a failed run left half done.
+  void reset() { here_.assign(here_.size(), false); }
 
  private:
   int rank(int member) const { return ranks_[static_cast<size_t>(member)]; }
@@ -189,10 +193,9 @@ class ThreadWorld::Member final : public Communicator {
   float* floats(int rank) const { return static_cast<float*>(group_.offer(rank).out); }
   bf16* halves(int rank) const { return static_cast<bf16*>(group_.offer(rank).out); }
   void copy(const MutView& out, int64_t to, int from_rank, int64_t from, int64_t bytes) const {
-    if (bytes == 0) return;
-    std::memcpy(static_cast<char*>(out.mut()) + to,
-                static_cast<const char*>(group_.offer(from_rank).in) + from,
-                static_cast<size_t>(bytes));
+    char* target = static_cast<char*>(out.mut()) + to;
+    const char* source = static_cast<const char*>(group_.offer(from_rank).in) + from;
+    if (bytes > 0 && target != source) std::memcpy(target, source, static_cast<size_t>(bytes));
   }
 
   Group& group_;
@@ -205,6 +208,12 @@ ThreadWorld::ThreadWorld(int size) : size_(size), shared_(std::make_unique<Share
 }
 ThreadWorld::~ThreadWorld() = default;
 
+std::vector<int> ThreadWorld::local() const {
+  std::vector<int> ranks(static_cast<size_t>(size_));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::unique_ptr<Communicator> ThreadWorld::group(int rank, const std::vector<int>& ranks) {
   const auto mine = std::find(ranks.begin(), ranks.end(), rank);
   require(mine != ranks.end(), "thread ranks: rank ", rank, " is not in the group it asks for");
@@ -215,6 +224,11 @@ std::unique_ptr<Communicator> ThreadWorld::group(int rank, const std::vector<int
 }
 
 void ThreadWorld::run(const std::function<void(int rank)>& body) {
+  if (size_ == 1) return body(0);
+  shared_->failure.clear();
+  shared_->first = nullptr;
+  shared_->ended.assign(static_cast<size_t>(size_), false);
+  for (auto& [ranks, group] : shared_->groups) group->reset();
   const auto failed = [&](int rank, ErrorKind kind, const char* message) {
     const std::scoped_lock lock(shared_->mutex);
     if (shared_->first) return;

@@ -6,25 +6,24 @@
 #include <memory>
 #include <vector>
 
-#include "dist/communicator.h"
+#include "dist/world.h"
 
 namespace orrery {
 
 // The ranks of one run. When one of them fails, every collective of every group ends with an error
 // that carries its message, so that no rank waits for one that is gone.
-class ThreadWorld {
+class ThreadWorld final : public World {
  public:
   explicit ThreadWorld(int size);
-  ~ThreadWorld();
-  int size() const { return size_; }
+  ~ThreadWorld() override;
+  int size() const override { return size_; }
+  std::vector<int> local() const override;
 
-  // The group of `ranks` (distinct, `rank` among them) as rank `rank` sees it. Every member must
-  // ask for the same list. The communicator must not outlive the world.
-  std::unique_ptr<Communicator> group(int rank, const std::vector<int>& ranks);
-  // Runs body(rank) on one thread per rank, once, and returns when all have ended. The first
-  // failure is thrown again here as it was. A rank that returns while others still count on it is a
-  // failure too.
-  void run(const std::function<void(int rank)>& body);
+  // May be asked for outside of run() as well.
+  std::unique_ptr<Communicator> group(int rank, const std::vector<int>& ranks) override;
+  // One thread per rank; a single rank stays on the caller's. A rank that returns while others
+  // still count on it is a failure too.
+  void run(const std::function<void(int rank)>& body) override;
 
  private:
   class Group;

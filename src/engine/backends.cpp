@@ -36,14 +36,20 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
 }
 
 AttentionInventory inventory_of(const TransformerConfig& config) {
-  return {static_cast<int>(config.num_hidden_layers),
-          {AttentionRole::und, AttentionRole::gen, AttentionRole::gen_multi_control}};
+  AttentionInventory inventory;
+  inventory.num_layers = static_cast<int>(config.num_hidden_layers);
+  inventory.roles = {AttentionRole::und, AttentionRole::gen, AttentionRole::gen_multi_control};
+  inventory.num_heads = config.num_attention_heads;
+  inventory.num_kv_heads = config.num_key_value_heads;
+  return inventory;
 }
 
 AttentionStrategy strategy_from(const AttentionInventory& inventory, const std::string& attention,
                                 const Json* checkpoint) {
   std::optional<Json> runtime;
-  if (!attention.empty()) {
+  if (attention == "dense") {
+    runtime = Json::object().set("default", "FLASH_ATTN");
+  } else if (!attention.empty()) {
     runtime = attention.find('{') == std::string::npos ? Json::load(attention)
                                                        : Json::parse(attention, "--attention");
   }

@@ -16,7 +16,7 @@ std::unique_ptr<Backend> make_backend(const EngineOptions& options);
 DType activation_type(const EngineOptions& options, const Backend& backend);
 
 AttentionInventory inventory_of(const TransformerConfig& config);
-// `attention`: JSON text, a file, or empty; `checkpoint`: the strategy it carries, or null.
+// `attention`: JSON text, a file, "dense", or empty; `checkpoint`: the strategy it carries, or null.
 AttentionStrategy strategy_from(const AttentionInventory& inventory, const std::string& attention,
                                 const Json* checkpoint);
 AttentionStrategy strategy_of(const Checkpoint& checkpoint, const std::string& attention);

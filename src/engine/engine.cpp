@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention/describe.h"
+#include "attention/warm_up.h"
 #include "base/error.h"
 #include "engine/backends.h"
 #include "engine/guardrail.h"
@@ -11,6 +12,7 @@
 #include "engine/report.h"
 #include "engine/run.h"
 #include "engine/settings.h"
+#include "engine/transfer.h"
 #include "model/lora.h"
 
 namespace orrery {
@@ -54,6 +56,8 @@ struct Engine::State {
 
   State(const std::filesystem::path& model, const EngineOptions& given);
   void load();
+  void use(AttentionStrategy chosen);
+  bool warms_up() const;
   Placement placement(const Request& request) const;
   void notice(const std::string& sentence) const {
     if (options.log) options.log(sentence);
@@ -68,7 +72,28 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
       backend(make_backend(given)),
       dtype(activation_type(given, *backend)),
       strategy(strategy_of(checkpoint, given.attention)) {
+  require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
+          options.warm_up, "\" is not known; it is on, off or auto");
+  use(std::move(strategy));
   load();
+}
+
+void Engine::State::use(AttentionStrategy chosen) {
+  // The built-in strategy needs no trial: what it runs is what every other is held against.
+  if (chosen.source() != "default") {
+    const TransformerConfig& config = checkpoint.transformer;
+    require_presets(try_presets(chosen, *backend, config.num_attention_heads, config.num_key_value_heads,
+                                config.head_dim, dtype));
+  }
+  std::string layouts;
+  for (int i = 0; i < chosen.num_layouts(); ++i) layouts += (i > 0 ? ", " : "") + chosen.layout_name(i);
+  notice(concat("attention strategy from: ", chosen.source(), "; layouts: ", layouts));
+  strategy = std::move(chosen);
+}
+
+bool Engine::State::warms_up() const {
+  if (options.warm_up != "auto") return options.warm_up == "on";
+  return backend->device() != DeviceKind::cpu && strategy.num_layouts() > 1;
 }
 
 void Engine::State::load() {
@@ -119,6 +144,10 @@ Engine Engine::open(const std::filesystem::path& model, const EngineOptions& opt
   return Engine(std::move(state));
 }
 
+
+void Engine::use_attention(const std::string& attention) {
+  state_->use(strategy_of(state_->checkpoint, attention));
+}
 
 std::string Engine::device_description() const { return state_->backend->description(); }
 double Engine::open_seconds() const { return state_->open_seconds; }
@@ -176,6 +205,78 @@ class Stages {
   Clock::time_point start_;
 };
 
+// Every layout once; what ran here is not part of the dispatch report.
+void exercise_layouts(WarmUp& warm_up, Run& run, const std::function<void(const std::string&)>& log) {
+  run.set_recording(false);
+  try {
+    for (const WarmUpTarget& target : warm_up.pending()) {
+      warm_up.exercise(target, [&] { run.exercise(target.layout); });
+    }
+  } catch (const std::exception&) {
+    if (log) log("warm-up: " + warm_up.summary());
+    throw;
+  }
+  run.set_recording(true);
+}
+
+// Controls and what is fixed of chunk `index`: frames of the given video, or those carried over.
+void encode_chunk(Run& run, const Request& request, const Settings& settings, const VaeConfig& vae, int64_t index,
+                  const std::vector<float>& carried) {
+  const TransferSettings& transfer = *settings.transfer;
+  for (size_t i = 0; i < transfer.order.size(); ++i) {
+    run.encode_control(i, control_pixels(request.transfer->controls[transfer.order[i]].video, settings, index));
+  }
+  const Conditioning conditioning = chunk_conditioning(settings, index, vae);
+  run.condition(conditioning);
+  if (conditioning.encoded_frames == 0) return;
+  run.encode(index == 0 ? conditioning_pixels(request, settings) : carried);
+}
+
+// Takes the decoded frames of one chunk: to 8 bits into the result, without those that repeat the chunk
+// before and those past the end; the last ones as they are for the next chunk.
+class ChunkFrames {
+ public:
+  ChunkFrames(const Settings& settings, int64_t index, Frames& out)
+      : out_(out), plane_(settings.height * settings.width), limit_(settings.frames) {
+    if (!settings.transfer) return;
+    const TransferSettings& transfer = *settings.transfer;
+    skipped_ = index == 0 ? 0 : transfer.conditional;
+    if (index + 1 == transfer.chunks || transfer.conditional == 0) return;
+    // Only what the causal encoder reads for the latents that are kept.
+    kept_begin_ = transfer.chunk - transfer.conditional;
+    kept_count_ = (transfer.conditional - 1) / 4 * 4 + 1;
+    carried_.resize(static_cast<size_t>(3 * kept_count_ * plane_));
+  }
+
+  void take(View frames) {
+    for (int64_t i = 0; i < frames.dim(0); ++i, ++taken_) {
+      const float* pixels = frames.as<float>() + i * plane_ * 3;
+      const int64_t kept = taken_ - kept_begin_;
+      if (kept >= 0 && kept < kept_count_) carry(pixels, kept);
+      if (taken_ < skipped_ || out_.count == limit_) continue;
+      for (int64_t p = 0; p < plane_ * 3; ++p) out_.rgb.push_back(to_8bit(pixels[p]));
+      ++out_.count;
+    }
+  }
+  int64_t taken() const { return taken_; }
+  std::vector<float> carried() { return std::move(carried_); }
+
+ private:
+  void carry(const float* pixels, int64_t at) {
+    for (int64_t p = 0; p < plane_; ++p) {
+      for (int64_t c = 0; c < 3; ++c) {
+        carried_[static_cast<size_t>((c * kept_count_ + at) * plane_ + p)] = pixels[p * 3 + c];
+      }
+    }
+  }
+
+  Frames& out_;
+  int64_t plane_, limit_;
+  int64_t skipped_ = 0, taken_ = 0;
+  int64_t kept_begin_ = 0, kept_count_ = 0;
+  std::vector<float> carried_;
+};
+
 }  // namespace
 
 Result Engine::generate(const Request& request, const ProgressCallback& progress, std::stop_token stop) {
@@ -214,36 +315,47 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
     arena.emplace(backend.allocate(static_cast<size_t>(plan.activation_bytes)));
     run.emplace(Networks{*state.transformer, *state.vae, state.sound.get()}, *arena, settings, state.strategy,
                 std::move(ids), VaeTiling{request.vae_tiling});
-    run->attention().set_recording(true);
+    run->set_recording(true);
     record.generation_tokens = run->attention().sequence().size();
     backend.set_profiling(state.options.profile);
     run->prefill();
   });
-  if (settings.encodes) {
-    stages.run("encode", 1, [&] { run->encode(conditioning_pixels(request, settings)); });
-  }
   const int steps = settings.schedule.num_steps();
-  stages.run("denoise", steps, [&] {
-    noise.emplace(request.rng == "cuda" ? RngKind::cuda : RngKind::cpu, settings.seed);
-    run->start(&*noise, request.noise_dtype == "bf16", request.latents ? request.latents->values : std::vector<float>{});
-    for (int i = 0; i < steps; ++i) {
-      const auto begin = Clock::now();
-      run->step(i, &*noise);
-      record.step_seconds.push_back(seconds_since(begin));
-      stages.report(i + 1);
-    }
-  });
   result.frames.height = settings.height;
   result.frames.width = settings.width;
-  stages.run("decode", settings.frames, [&] {
-    result.frames.rgb.reserve(static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
-    run->decode([&](View frames) {
-      const float* pixels = frames.as<float>();
-      for (int64_t i = 0; i < frames.numel(); ++i) result.frames.rgb.push_back(to_8bit(pixels[i]));
-      result.frames.count += frames.dim(0);
-      stages.report(result.frames.count);
+  result.frames.rgb.reserve(static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
+  noise.emplace(request.rng == "cuda" ? RngKind::cuda : RngKind::cpu, settings.seed);
+  WarmUp warm_up(state.strategy, {run->attention().generation_role()});
+  std::vector<float> carried;  // what the next chunk takes over, planar
+  for (int64_t chunk = 0; chunk < settings.chunks(); ++chunk) {
+    if (settings.transfer) {
+      stages.run("encode", 1, [&] { encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried); });
+    } else if (settings.conditioning.encoded_frames > 0) {
+      stages.run("encode", 1, [&] { run->encode(conditioning_pixels(request, settings)); });
+    }
+    run->start(&*noise, request.noise_dtype == "bf16",
+               request.latents ? request.latents->values : std::vector<float>{});
+    if (chunk == 0 && state.warms_up()) {
+      stages.run("warm-up", 1, [&] { exercise_layouts(warm_up, *run, state.options.log); });
+    }
+    stages.run("denoise", steps, [&] {
+      for (int i = 0; i < steps; ++i) {
+        const auto begin = Clock::now();
+        run->step(i, &*noise);
+        record.step_seconds.push_back(seconds_since(begin));
+        stages.report(i + 1);
+      }
     });
-  });
+    const int64_t fresh = settings.frames - result.frames.count;
+    stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
+      ChunkFrames made(settings, chunk, result.frames);
+      run->decode([&](View frames) {
+        made.take(frames);
+        stages.report(made.taken());
+      });
+      carried = made.carried();
+    });
+  }
   if (settings.sound_frames > 0) {
     stages.run("sound", 1, [&] { result.sound = run->decode_sound(); });
     result.sampling_rate = state.checkpoint.sound->sampling_rate;
@@ -261,7 +373,9 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   if (std::vector<float> action = run->action(); !action.empty()) {
     result.action = FloatTensor{{settings.action->chunk, settings.action->raw_width}, std::move(action)};
   }
-  record.dispatch = run->attention().records();
+  record.dispatch = run->dispatch();
+  record.warm_up = warm_up_json(warm_up, state.strategy);
+  result.attention = attention_use(record.dispatch);
   result.report = report_json(request, settings, record).dump(1);
   result.metadata = {{"comment", metadata_json(request, settings, record).dump()},
                      {"encoder_engine", "orrery " + version()}};

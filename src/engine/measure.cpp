@@ -6,6 +6,7 @@
 #include "backend/dry_run.h"
 #include "base/error.h"
 #include "engine/run.h"
+#include "engine/transfer.h"
 
 namespace orrery {
 
@@ -33,6 +34,30 @@ VaeOptions vae_options(DeviceKind device, DType dtype) {
   options.dtype = device == DeviceKind::cpu ? DType::f32 : dtype;
   return options;
 }
+
+namespace {
+
+// `denoise` counts every step as the first one. Runs the other layouts too: the arena must hold
+// them, and their steps are counted as they are.
+void count_layouts(Plan::Stage& denoise, DryRunBackend& dry, Run& run, const AttentionStrategy& strategy,
+                   int num_steps) {
+  if (strategy.num_layouts() < 2) return;
+  std::vector<int64_t> steps(static_cast<size_t>(strategy.num_layouts()));
+  for (int i = 0; i < num_steps; ++i) ++steps[static_cast<size_t>(strategy.layout_at(i, num_steps))];
+  const int first = strategy.layout_at(0, num_steps);
+  for (int layout = 0; layout < strategy.num_layouts(); ++layout) {
+    dry.reset_stats();
+    run.exercise(layout);
+    auto calls = static_cast<double>(steps[static_cast<size_t>(layout)]);
+    if (layout == first) calls -= num_steps;
+    for (const auto& [op, stats] : dry.stats()) {
+      denoise.flops += stats.flops * calls;
+      denoise.bytes += stats.bytes * calls;
+    }
+  }
+}
+
+}  // namespace
 
 Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
              std::vector<std::vector<int64_t>> ids, const Placement& placement) {
@@ -64,10 +89,28 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
     plan.stages.push_back(measured);
   };
   stage("prompt", 1, [&] { run.prefill(); });
-  if (settings.encodes) stage("encode", 1, [&] { run.encode({}); });
-  stage("start", 1, [&] { run.start(nullptr, false, {}); });
-  stage("denoise", settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
-  stage("decode", 1, [&] { run.decode([](View) {}); });
+  const int64_t chunks = settings.chunks();
+  const bool encodes = settings.conditioning.encoded_frames > 0;
+  if (settings.transfer) {
+    const size_t controls = settings.transfer->hints.size();
+    stage("encode", chunks, [&] {
+      for (size_t i = 0; i < controls; ++i) run.encode_control(i, {});
+      // The chunk that keeps more frames decides.
+      Conditioning most = settings.conditioning;
+      for (int64_t c = 0; c < std::min<int64_t>(chunks, 2); ++c) {
+        Conditioning other = chunk_conditioning(settings, c, checkpoint.vae);
+        if (other.encoded_frames > most.encoded_frames) most = std::move(other);
+      }
+      run.condition(std::move(most));
+      run.encode({});
+    });
+  } else if (encodes) {
+    stage("encode", 1, [&] { run.encode({}); });
+  }
+  stage("start", chunks, [&] { run.start(nullptr, false, {}); });
+  stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
+  count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
+  stage("decode", chunks, [&] { run.decode([](View) {}); });
   if (sound) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());

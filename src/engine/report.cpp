@@ -3,7 +3,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <iomanip>
 #include <map>
+#include <sstream>
 
 namespace orrery {
 
@@ -48,6 +50,30 @@ Json settings_json(const Request& request, const Settings& s) {
                           .set("view_point", request.action->view_point)
                           .set("resolution_tier", request.action->resolution_tier));
   }
+  if (s.transfer) {
+    const TransferSettings& t = *s.transfer;
+    Json controls = Json::array();
+    for (size_t i = 0; i < t.hints.size(); ++i) {
+      Json control = Json::object().set("hint", t.hints[i]);
+      if (!t.weights.empty()) control.set("weight", static_cast<double>(t.weights[i]));
+      controls.push(std::move(control));
+    }
+    Json transfer = Json::object();
+    transfer.set("controls", std::move(controls))
+        .set("attention", t.weights.empty() ? "joint" : "weighted")
+        .set("control_guidance", t.control_guidance)
+        .set("chunk", t.chunk)
+        .set("chunks", t.chunks)
+        .set("stride", t.stride)
+        .set("num_conditional_frames", t.conditional)
+        .set("num_first_chunk_conditional_frames", t.first_conditional);
+    const auto interval = [&](const char* name, const std::optional<TimestepInterval>& given) {
+      if (given) transfer.set(name, Json::array({Json(given->begin), Json(given->end)}));
+    };
+    interval("guidance_interval", request.transfer->guidance_interval);
+    interval("control_guidance_interval", request.transfer->control_guidance_interval);
+    out.set("transfer", std::move(transfer));
+  }
   if (s.sound_frames > 0) out.set("sound_latent_frames", s.sound_frames);
   Json notices = Json::array();
   for (const std::string& notice : s.notices) notices.push(notice);
@@ -86,7 +112,7 @@ Json dispatch_json(const std::vector<DispatchRecord>& records) {
   Json out = Json::array();
   for (const DispatchRecord& r : records) {
     Json entry = Json::object();
-    entry.set("step", r.step)
+    entry.set("step", r.step < 0 ? Json() : Json(r.step))
         .set("branch", r.branch)
         .set("layer", r.layer)
         .set("role", std::string(name_of(r.role)))
@@ -101,6 +127,65 @@ Json dispatch_json(const std::vector<DispatchRecord>& records) {
 }
 
 }  // namespace
+
+Json warm_up_json(const WarmUp& warm_up, const AttentionStrategy& strategy) {
+  Json layouts = Json::array();
+  for (const WarmUp::Entry& entry : warm_up.entries()) {
+    Json layout = Json::object();
+    layout.set("layout", strategy.layout_name(entry.target.layout))
+        .set("role", std::string(name_of(entry.target.role)))
+        .set("exercised", entry.exercised);
+    if (!entry.failure.empty()) layout.set("failure", entry.failure);
+    layouts.push(std::move(layout));
+  }
+  return Json::object().set("summary", warm_up.summary()).set("layouts", std::move(layouts));
+}
+
+std::vector<AttentionUse> attention_use(const std::vector<DispatchRecord>& records) {
+  std::vector<AttentionUse> uses;
+  for (const DispatchRecord& r : records) {
+    if (is_invariant(r.role)) continue;
+    auto use = std::find_if(uses.begin(), uses.end(), [&](const AttentionUse& u) {
+      return u.preset == r.method && u.implementation == r.implementation;
+    });
+    if (use == uses.end()) {
+      uses.push_back({r.method, r.implementation, 0, 0, 0, 0, 0});
+      use = uses.end() - 1;
+    }
+    ++use->calls;
+    if (r.all_blocks == 0) ++use->dense_calls;
+    use->kept_blocks += r.kept_blocks;
+    use->all_blocks += r.all_blocks;
+    use->seconds += r.seconds;
+  }
+  return uses;
+}
+
+double kept_share(const std::vector<AttentionUse>& uses) {
+  double calls = 0, kept = 0;
+  for (const AttentionUse& use : uses) {
+    const auto sparse = static_cast<double>(use.calls - use.dense_calls);
+    calls += static_cast<double>(use.calls);
+    kept += static_cast<double>(use.dense_calls);
+    if (use.all_blocks > 0) {
+      kept += sparse * static_cast<double>(use.kept_blocks) / static_cast<double>(use.all_blocks);
+    }
+  }
+  return calls > 0 ? kept / calls : 1;
+}
+
+std::string to_text(const AttentionUse& use) {
+  std::ostringstream out;
+  out << std::fixed << use.preset << " (" << use.implementation << "): " << use.calls << " calls, ";
+  if (use.all_blocks == 0) {
+    out << "every block kept";
+  } else {
+    out << use.kept_blocks << " of " << use.all_blocks << " blocks kept (" << std::setprecision(1)
+        << 100.0 * static_cast<double>(use.kept_blocks) / static_cast<double>(use.all_blocks) << "%)";
+  }
+  if (use.seconds > 0) out << std::setprecision(2) << ", " << use.seconds << " s";
+  return out.str();
+}
 
 Json report_json(const Request& request, const Settings& settings, const RunRecord& record) {
   Json out = Json::object();
@@ -134,6 +219,8 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
                          .set("peak_resident_bytes", peak_resident_bytes()));
   out.set("attention", Json::object()
                            .set("source", record.attention_source)
+                           .set("kept_share", kept_share(attention_use(record.dispatch)))
+                           .set("warm_up", record.warm_up)
                            .set("dispatch", dispatch_json(record.dispatch)));
   if (!record.operations.empty()) out.set("operations", operations_json(record.operations));
   return out;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/warm_up.h"
 #include "base/json.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
@@ -27,6 +28,7 @@ struct RunRecord {
   std::string device;
   std::string dtype;
   std::string attention_source;
+  Json warm_up;
   std::vector<DispatchRecord> dispatch;
   std::vector<LoraFile> lora;
   std::string guardrail;           // verdict, as guardrail.h words it
@@ -36,6 +38,10 @@ Json settings_json(const Request& request, const Settings& settings);
 // What an output file carries: the settings, the adapters and the verdict.
 Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record);
 Json report_json(const Request& request, const Settings& settings, const RunRecord& record);
+// Layouts and whether they ran: {"summary", "layouts": [{layout, role, exercised, failure?}]}.
+Json warm_up_json(const WarmUp& warm_up, const AttentionStrategy& strategy);
+// What each preset did in the generation tower.
+std::vector<AttentionUse> attention_use(const std::vector<DispatchRecord>& records);
 // Peak resident set of this process, bytes.
 int64_t peak_resident_bytes();
 

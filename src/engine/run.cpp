@@ -4,14 +4,19 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/transfer.h"
 
 namespace orrery {
 
 namespace {
 
-Sequence make_sequence(const Settings& s, const Transformer& transformer, const TokenOrder& order) {
+Sequence make_sequence(const Settings& s, const Transformer& transformer, const TokenOrder& order,
+                       bool with_controls) {
   Sequence sequence;
   sequence.grid = transformer.token_grid(s.latent_frames, s.latent_height, s.latent_width);
+  if (s.transfer && with_controls) {
+    sequence.control_tokens = static_cast<int64_t>(s.transfer->hints.size()) * sequence.video_tokens();
+  }
   sequence.sound_tokens = s.sound_frames;
   sequence.action_tokens = s.action ? s.action->chunk : 0;
   sequence.order = order;
@@ -34,51 +39,93 @@ Run::Run(Networks networks, Arena& arena, const Settings& settings, const Attent
       arena_(arena),
       settings_(settings),
       tiling_(tiling),
-      attention_(backend_, strategy, make_sequence(settings, networks.transformer, strategy.token_order()),
-                 networks.transformer.config().head_dim) {
-  for (auto& list : ids) branches_.push_back({std::move(list), {}, {}});
+      attention_(backend_, strategy, make_sequence(settings, networks.transformer, strategy.token_order(), true),
+                 networks.transformer.config().head_dim),
+      conditioning_(settings.conditioning) {
+  for (auto& list : ids) branches_.push_back({std::move(list), {}});
+  contexts_.push_back({"conditional", 0, true, 1.0, {}});
+  if (settings.transfer) {
+    if (!settings.transfer->weights.empty()) attention_.set_control_weights(settings.transfer->weights);
+    controls_.resize(settings.transfer->hints.size());
+    if (settings.transfer->amplifies()) {
+      plain_attention_.emplace(backend_, strategy,
+                               make_sequence(settings, networks.transformer, strategy.token_order(), false),
+                               networks.transformer.config().head_dim);
+      contexts_.push_back({"control-free", 0, false, 0.0, {}});
+    }
+  }
+  if (branches_.size() > 1) contexts_.push_back({"unconditional", 1, true, 0.0, {}});
+}
+
+Attention& Run::attention_of(const Context& context) {
+  return context.sees_controls ? attention_ : *plain_attention_;
 }
 
 void Run::prefill() {
   Transformer& transformer = networks_.transformer;
   const TransformerConfig& config = transformer.config();
-  const Sequence& sequence = attention_.sequence();
   const int64_t temporal = networks_.vae.config().scale_factor_temporal;
-  for (Branch& branch : branches_) {
-    branch.und = transformer.prefill(arena_, branch.ids);
+  for (size_t b = 0; b < branches_.size(); ++b) {
+    attention_.begin_branch(static_cast<int>(b));
+    branches_[b].und = transformer.prefill(arena_, branches_[b].ids, attention_);
+  }
+  for (Context& context : contexts_) {
+    const Sequence& sequence = attention_of(context).sequence();
+    const auto text = static_cast<int64_t>(branches_[context.branch].ids.size());
     Positions positions;
-    const auto text = static_cast<int64_t>(branch.ids.size());
-    append_item(positions, config, text, sequence.grid, video_rate(settings_.fps, temporal));
+    // Controls stand where the target stands: the same places and times.
+    const int64_t items = 1 + sequence.control_tokens / sequence.video_tokens();
+    for (int64_t i = 0; i < items; ++i) {
+      append_item(positions, config, text, sequence.grid, video_rate(settings_.fps, temporal));
+    }
     if (sequence.sound_tokens > 0) {
       append_item(positions, config, text, {sequence.sound_tokens, 1, 1}, sound_rate(config));
     }
     if (sequence.action_tokens > 0) {
       append_item(positions, config, text, {sequence.action_tokens, 1, 1}, action_rate(settings_.fps, temporal));
     }
-    branch.rope = transformer.make_rope(positions, sequence.order, sequence);
+    context.rope = transformer.make_rope(positions, attention_of(context));
   }
 }
 
-void Run::encode(std::span<const float> pixels) {
-  if (!settings_.encodes) return;
+void Run::condition(Conditioning conditioning) {
+  conditioning_ = std::move(conditioning);
+  clean_ = {};
+}
+
+bool Run::any_noisy_frame() const {
+  const std::vector<bool>& noisy = conditioning_.noisy;
+  return std::find(noisy.begin(), noisy.end(), true) != noisy.end();
+}
+
+// Latents of the whole canvas.
+Tensor Run::encode_clip(std::span<const float> pixels, int64_t frames) {
   const VaeConfig& vae = networks_.vae.config();
-  const int64_t frames = settings_.encoded_frames, latent_frames = vae.latent_frames(frames);
   const int64_t h = settings_.canvas_height, w = settings_.canvas_width;
-  const int64_t lh = h / vae.scale_factor_spatial, lw = w / vae.scale_factor_spatial;
   Tensor input = backend_.allocate_tensor({3, frames, h, w}, DType::f32);
   upload(input.view, pixels);
-  Tensor canvas = backend_.allocate_tensor({vae.z_dim, latent_frames, lh, lw}, DType::f32);
+  Tensor canvas = backend_.allocate_tensor(
+      {vae.z_dim, vae.latent_frames(frames), h / vae.scale_factor_spatial, w / vae.scale_factor_spatial}, DType::f32);
   networks_.vae.encode(arena_, canvas.view, input.view, tiling_);
-  clean_ = backend_.allocate_tensor(
-      {vae.z_dim, latent_frames, settings_.latent_height, settings_.latent_width}, DType::f32);
-  backend_.copy(clean_.view,
-                canvas.view.slice(2, 0, settings_.latent_height).slice(3, 0, settings_.latent_width));
+  return canvas;
+}
+
+void Run::encode(std::span<const float> pixels) {
+  if (conditioning_.encoded_frames == 0) return;
+  const Tensor canvas = encode_clip(pixels, conditioning_.encoded_frames);
+  const View& z = canvas.view;
+  clean_ = backend_.allocate_tensor({z.dim(0), z.dim(1), settings_.latent_height, settings_.latent_width}, DType::f32);
+  backend_.copy(clean_.view, z.slice(2, 0, settings_.latent_height).slice(3, 0, settings_.latent_width));
+}
+
+void Run::encode_control(size_t i, std::span<const float> pixels) {
+  controls_.at(i) = encode_clip(pixels, settings_.transfer->chunk);
 }
 
 Run::Stream Run::make_stream(Shape shape, bool solved) {
   Stream stream;
   stream.sample = backend_.allocate_tensor(shape, DType::f32);
-  for (size_t i = 0; i < branches_.size(); ++i) {
+  for (size_t i = 0; i < contexts_.size(); ++i) {
     stream.velocity.push_back(backend_.allocate_tensor(shape, DType::f32));
   }
   if (solved) {
@@ -99,7 +146,7 @@ void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> 
   const Settings& s = settings_;
   const TransformerConfig& config = networks_.transformer.config();
   vision_ = make_stream({config.latent_channel, s.latent_frames, s.latent_height, s.latent_width},
-                        s.any_noisy_frame());
+                        any_noisy_frame());
   draw(vision_);
   keep_conditioned(vision_.sample.view);
   if (!latents.empty()) upload(vision_.sample.view, latents);
@@ -119,7 +166,7 @@ void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> 
 void Run::keep_conditioned(MutView latents) {
   if (!clean_) return;
   for (int64_t t = 0; t < settings_.latent_frames; ++t) {
-    if (settings_.noisy[static_cast<size_t>(t)]) continue;
+    if (conditioning_.noisy[static_cast<size_t>(t)]) continue;
     backend_.copy(latents.slice(1, t, 1), clean_.view.slice(1, t, 1));
   }
 }
@@ -130,9 +177,13 @@ void Run::mask_action(MutView action) {
   if (raw < action.dim(1)) backend_.fill(action.slice(1, raw, action.dim(1) - raw), 0);
 }
 
-GenInput Run::input(float timestep) const {
+GenInput Run::input(float timestep, bool with_controls) const {
   GenInput in;
-  in.target = {vision_.sample.view, settings_.noisy};
+  in.target = {vision_.sample.view, conditioning_.noisy};
+  if (with_controls) {
+    const std::vector<bool> clean(conditioning_.noisy.size(), false);
+    for (const Tensor& control : controls_) in.controls.push_back({control.view, clean});
+  }
   if (sound_) in.sound = sound_.sample.view;
   if (action_) {
     in.action = action_.sample.view;
@@ -143,24 +194,53 @@ GenInput Run::input(float timestep) const {
   return in;
 }
 
-void Run::evaluate(size_t b, float timestep) {
-  GenOutput out{vision_.velocity[b].view, {}, {}};
-  if (sound_) out.sound = sound_.velocity[b].view;
-  if (action_) out.action = action_.velocity[b].view;
-  attention_.begin_branch(static_cast<int>(b));
-  networks_.transformer.velocity(arena_, out, input(timestep), branches_[b].und, branches_[b].rope, attention_);
+void Run::evaluate(size_t index, float timestep) {
+  const Context& context = contexts_[index];
+  GenOutput out{vision_.velocity[index].view, {}, {}};
+  if (sound_) out.sound = sound_.velocity[index].view;
+  if (action_) out.action = action_.velocity[index].view;
+  Attention& attention = attention_of(context);
+  attention.begin_branch(static_cast<int>(index));
+  networks_.transformer.velocity(arena_, out, input(timestep, context.sees_controls), branches_[context.branch].und,
+                                 context.rope, attention);
+}
+
+void Run::exercise(int layout) {
+  attention_.begin_layout(layout);
+  if (plain_attention_) plain_attention_->begin_layout(layout);
+  for (size_t c = 0; c < contexts_.size(); ++c) evaluate(c, settings_.schedule.timesteps.front());
+}
+
+// What each context's velocity counts in the guided one.
+void Run::set_factors(float timestep) {
+  GuidanceFactors factors;
+  if (settings_.transfer) {
+    factors = transfer_guidance(settings_, static_cast<double>(timestep));
+  } else if (branches_.size() > 1) {
+    factors = {settings_.guidance_scale, 0, 1.0 - settings_.guidance_scale};
+  }
+  for (Context& context : contexts_) {
+    context.factor = !context.sees_controls ? factors.plain : context.branch == 0 ? factors.full : factors.negative;
+  }
 }
 
 void Run::step(int i, NormalGenerator* noise) {
   const float timestep = settings_.schedule.timesteps[static_cast<size_t>(i)];
+  set_factors(timestep);
   attention_.begin_step(i, settings_.schedule.num_steps());
-  for (size_t b = 0; b < branches_.size(); ++b) evaluate(b, timestep);
-
-  const auto guidance = static_cast<float>(settings_.guidance_scale);
+  if (plain_attention_) plain_attention_->begin_step(i, settings_.schedule.num_steps());
+  // A dry run sizes the step that evaluates everything.
+  const auto counts = [&](size_t c) { return c == 0 || contexts_[c].factor != 0 || backend_.is_dry(); };
+  for (size_t c = 0; c < contexts_.size(); ++c) {
+    if (counts(c)) evaluate(c, timestep);
+  }
   for (Stream* stream : {&vision_, &sound_, &action_}) {
-    if (!*stream || branches_.size() < 2) continue;
-    const MutView v = stream->velocity[0].view;
-    backend_.lincomb(v, {{guidance, v}, {1.0f - guidance, stream->velocity[1].view}});
+    if (!*stream || contexts_.size() < 2) continue;
+    std::vector<Term> terms;
+    for (size_t c = 0; c < contexts_.size(); ++c) {
+      if (counts(c)) terms.push_back({static_cast<float>(contexts_[c].factor), stream->velocity[c].view});
+    }
+    backend_.lincomb(stream->velocity[0].view, terms);
   }
   if (action_) mask_action(action_.velocity[0].view);
   if (!backend_.is_dry()) require_finite(i, timestep);
@@ -199,19 +279,20 @@ void Run::require_finite(int i, float timestep) {
 void Run::name_non_finite(int i, float timestep) {
   std::string where;
   Transformer& transformer = networks_.transformer;
-  const char* branch_name = "";
+  const char* context_name = "";
   transformer.set_probe([&](Tower tower, int layer, View hidden) {
     if (!where.empty()) return;
     Tensor values = backend_.allocate_tensor(hidden.shape, DType::f32);
     backend_.copy(values.view, hidden);
     if (all_finite(download(values.view))) return;
     where = concat("layer ", layer, " of the ", tower == Tower::und ? "text" : "generation", " tower, ",
-                   branch_name, " branch");
+                   context_name, " branch");
   });
-  for (size_t b = 0; b < branches_.size() && where.empty(); ++b) {
-    branch_name = b == 0 ? "conditional" : "unconditional";
-    transformer.prefill(arena_, branches_[b].ids);
-    if (where.empty()) evaluate(b, timestep);
+  for (size_t c = 0; c < contexts_.size() && where.empty(); ++c) {
+    if (c > 0 && contexts_[c].factor == 0) continue;
+    context_name = contexts_[c].name;
+    transformer.prefill(arena_, branches_[contexts_[c].branch].ids, attention_);
+    if (where.empty()) evaluate(c, timestep);
   }
   transformer.set_probe({});
   fail(ErrorKind::numeric, "step ", i, " (timestep ", timestep, "): the velocity is not finite; first seen after ",
@@ -246,6 +327,20 @@ std::vector<float> Run::download(View x) const {
   std::vector<float> host(static_cast<size_t>(x.numel()));
   backend_.download(make_mut_view(host.data(), x.shape, DType::f32), x);
   return host;
+}
+
+std::vector<DispatchRecord> Run::dispatch() const {
+  std::vector<DispatchRecord> records = attention_.records();
+  if (plain_attention_) {
+    const std::vector<DispatchRecord>& plain = plain_attention_->records();
+    records.insert(records.end(), plain.begin(), plain.end());
+  }
+  return records;
+}
+
+void Run::set_recording(bool on) {
+  attention_.set_recording(on);
+  if (plain_attention_) plain_attention_->set_recording(on);
 }
 
 std::vector<float> Run::latents() const { return download(vision_.sample.view); }

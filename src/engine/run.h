@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +26,10 @@ struct Networks {
   SoundDecoder* sound = nullptr;
 };
 
-// One evaluation context of the guidance: a prompt and what follows from its length.
+// A prompt and what the text tower makes of it.
 struct Branch {
   std::vector<int64_t> ids;
   UndCache und;
-  GenRope rope;
 };
 
 class Run {
@@ -38,13 +38,20 @@ class Run {
   Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
       std::vector<std::vector<int64_t>> ids, VaeTiling tiling);
 
-  // Text tower of every branch and the rotary tables.
+  // Text tower of every branch and the rotary tables of every context.
   void prefill();
+  // What is fixed from here on; before, it is what the settings say of the first chunk.
+  void condition(Conditioning conditioning);
   // Conditioning pixels, planar [3, encoded_frames, H, W]; empty in a dry run. Skipped without any.
   void encode(std::span<const float> pixels);
-  // Initial state from the generator, in the reference's order: vision, sound, action. `latents`
+  // Pixels of the i-th control, planar [3, chunk, H, W]; empty in a dry run.
+  void encode_control(size_t i, std::span<const float> pixels);
+  // Initial state of a chunk from the generator, in the reference's order: vision, sound, action. `latents`
   // replaces the vision noise and what is conditioned. No generator in a dry run.
   void start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents);
+  // Evaluates the current state once per branch with this layout of the strategy and forgets the
+  // velocities: nothing that a step reads changes. After start().
+  void exercise(int layout);
   // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer when
   // a velocity is not finite.
   void step(int i, NormalGenerator* noise);
@@ -57,12 +64,23 @@ class Run {
   std::vector<float> action() const;   // host copy, [chunk, raw width]; empty when none is predicted
   Attention& attention() { return attention_; }
   const std::vector<Branch>& branches() const { return branches_; }
+  // Whether dispatch() will list the attention calls made from here on.
+  void set_recording(bool on);
+  std::vector<DispatchRecord> dispatch() const;
 
  private:
+  // One evaluation of the guidance.
+  struct Context {
+    const char* name = "";
+    size_t branch = 0;
+    bool sees_controls = true;
+    double factor = 0;  // of this step; 0: not evaluated
+    GenRope rope;
+  };
   // State of one modality that is being denoised.
   struct Stream {
     Tensor sample;
-    std::vector<Tensor> velocity;  // per branch
+    std::vector<Tensor> velocity;  // per context
     std::unique_ptr<Solver> solver;
     explicit operator bool() const { return static_cast<bool>(sample); }
   };
@@ -72,8 +90,12 @@ class Run {
   std::vector<float> download(View x) const;
   void keep_conditioned(MutView latents);
   void mask_action(MutView action);
-  GenInput input(float timestep) const;
-  void evaluate(size_t branch, float timestep);
+  Tensor encode_clip(std::span<const float> pixels, int64_t frames);
+  bool any_noisy_frame() const;
+  Attention& attention_of(const Context& context);
+  void set_factors(float timestep);
+  GenInput input(float timestep, bool with_controls) const;
+  void evaluate(size_t context, float timestep);
   void require_finite(int step, float timestep);
   [[noreturn]] void name_non_finite(int step, float timestep);
 
@@ -83,7 +105,11 @@ class Run {
   const Settings& settings_;
   VaeTiling tiling_;
   Attention attention_;
+  std::optional<Attention> plain_attention_;  // without the controls
   std::vector<Branch> branches_;
+  std::vector<Context> contexts_;
+  Conditioning conditioning_;
+  std::vector<Tensor> controls_;  // clean latents of transfer's controls
   Tensor clean_;  // conditioned latents [C, conditioned frames prefix, h, w]; empty without any
   Stream vision_, sound_, action_;
   std::vector<float> host_check_;

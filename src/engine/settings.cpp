@@ -4,7 +4,9 @@
 #include <cmath>
 #include <string>
 
+#include "attention/strategy.h"
 #include "base/error.h"
+#include "engine/transfer.h"
 #include "model/embodiments.h"
 #include "model/scheduler_choice.h"
 
@@ -27,12 +29,20 @@ std::string nearest_multiple(int64_t value, int64_t factor) {
   return value - below <= above - value ? std::to_string(below) : std::to_string(above);
 }
 
+}  // namespace
+
 int64_t checked_side(const char* name, int64_t value, int64_t factor) {
   require(value > 0, name, " must be positive, got ", value);
   require(value <= kMaxSide, name, " is ", value, "; the limit is ", kMaxSide);
   require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value, "; the nearest is ",
           nearest_multiple(value, factor));
   return value;
+}
+
+namespace {
+
+double default_guidance(const Request& request) {
+  return request.transfer ? transfer_defaults(*request.transfer).guidance : kDefaultGuidance;
 }
 
 void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Settings& settings) {
@@ -42,7 +52,7 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
       distilled ? static_cast<int64_t>(sigmas.size()) : kDefaultSteps);
   require(steps > 0, "num_inference_steps must be at least 1, got ", steps);
   require(steps <= kMaxSteps, "num_inference_steps is ", steps, "; the limit is ", kMaxSteps);
-  double guidance = request.guidance_scale.value_or(distilled ? 1.0 : kDefaultGuidance);
+  double guidance = request.guidance_scale.value_or(distilled ? 1.0 : default_guidance(request));
   require(std::isfinite(guidance), "guidance_scale must be a finite number, got ", guidance);
   require(std::abs(guidance) <= 1e4, "guidance_scale is ", guidance, "; the limit is 10000");
   if (distilled) {
@@ -61,6 +71,7 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
   SamplingMode mode = SamplingMode::video;
   if (settings.mode == Mode::text_to_image) mode = SamplingMode::image;
   if (settings.action) mode = SamplingMode::action;
+  if (settings.transfer) mode = SamplingMode::transfer;
   SchedulerOverrides overrides;
   overrides.flow_shift = request.flow_shift;
   overrides.karras = request.karras;
@@ -89,7 +100,7 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   s.latent_width = s.width / vae.scale_factor_spatial;
   s.canvas_height = s.height;
   s.canvas_width = s.width;
-  s.noisy.assign(static_cast<size_t>(s.latent_frames), true);
+  s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames), true);
 
   require(!(request.image && request.video),
           "image and video are both given; pass either an image (image to video) or a video (video to video)");
@@ -97,9 +108,8 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   if (request.image) {
     require(s.requested_frames > 1, "an image condition needs num_frames > 1, got ", s.requested_frames);
     s.mode = Mode::image_to_video;
-    s.noisy[0] = false;
-    s.encodes = true;
-    s.encoded_frames = 1;
+    s.conditioning.noisy[0] = false;
+    s.conditioning.encoded_frames = 1;
   }
   if (request.video) {
     require(s.requested_frames > 1, "a video condition needs num_frames > 1, got ", s.requested_frames);
@@ -112,12 +122,11 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
       require(index >= 0, "condition_frame_indexes_vision holds ", index, "; indexes start at 0");
       require(index < s.latent_frames, "condition_frame_indexes_vision holds ", index, ", but num_frames ",
               s.requested_frames, " makes ", s.latent_frames, " latent frames (0 to ", s.latent_frames - 1, ")");
-      s.noisy[static_cast<size_t>(index)] = false;
+      s.conditioning.noisy[static_cast<size_t>(index)] = false;
       last = std::max(last, index);
     }
     s.mode = Mode::video_to_video;
-    s.encodes = true;
-    s.encoded_frames = vae.decoded_frames(last + 1);
+    s.conditioning.encoded_frames = vae.decoded_frames(last + 1);
   }
 }
 
@@ -181,20 +190,24 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
   s.latent_width = std::max<int64_t>(canvas.content_width / vae.scale_factor_spatial, 1);
   s.height = s.latent_height * vae.scale_factor_spatial;
   s.width = s.latent_width * vae.scale_factor_spatial;
-  s.encodes = true;
-  s.noisy.assign(static_cast<size_t>(s.latent_frames), s.mode != Mode::inverse_dynamics);
-  s.noisy[0] = false;
-  s.encoded_frames = s.mode == Mode::inverse_dynamics ? s.frames : 1;
+  s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames), s.mode != Mode::inverse_dynamics);
+  s.conditioning.noisy[0] = false;
+  s.conditioning.encoded_frames = s.mode == Mode::inverse_dynamics ? s.frames : 1;
   s.action = std::move(out);
 }
 
 void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settings& s) {
+  require(s.action || !blank(request.prompt), "the prompt is empty; say what to generate");
   SystemPrompt system = SystemPrompt::none;
   if (request.use_system_prompt.value_or(checkpoint.folder.default_use_system_prompt)) {
     system = s.mode == Mode::text_to_image ? SystemPrompt::image : SystemPrompt::video;
   }
   std::string positive, negative;
-  if (s.action) {
+  if (s.transfer) {
+    if (request.use_system_prompt.value_or(true)) system = SystemPrompt::transfer;
+    positive = request.prompt;  // as written, no templates
+    negative = request.negative_prompt;
+  } else if (s.action) {
     ActionCaption caption;
     caption.prompt = request.prompt;
     caption.view_point = request.action->view_point;
@@ -205,7 +218,6 @@ void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settin
     positive = action_text(caption);
     negative = request.negative_prompt;
   } else {
-    require(!blank(request.prompt), "the prompt is empty; say what to generate");
     PromptSettings templates;
     templates.num_frames = s.requested_frames;
     templates.height = s.height;
@@ -233,19 +245,18 @@ std::string_view name_of(Mode mode) {
     case Mode::policy: return "policy";
     case Mode::forward_dynamics: return "forward dynamics";
     case Mode::inverse_dynamics: return "inverse dynamics";
+    case Mode::transfer: return "transfer";
   }
   return "?";
 }
-
-bool Settings::any_noisy_frame() const { return std::find(noisy.begin(), noisy.end(), true) != noisy.end(); }
 
 Checkpoint read_checkpoint(const std::filesystem::path& model) {
   Checkpoint checkpoint;
   checkpoint.folder = open_model_folder(model);
   const Json& transformer = checkpoint.folder.transformer.config;
   checkpoint.transformer = TransformerConfig::from_json(transformer);
-  if (const Json* runtime = transformer.find("runtime"); runtime && runtime->is_object()) {
-    if (const Json* strategy = runtime->find("attention_strategy")) checkpoint.attention_strategy = *strategy;
+  if (const Json* strategy = AttentionStrategy::checkpoint_strategy(transformer)) {
+    checkpoint.attention_strategy = *strategy;
   }
   checkpoint.vae = VaeConfig::from_json(checkpoint.folder.vae.config);
   checkpoint.scheduler = SchedulerConfig::from_json(checkpoint.folder.scheduler.config);
@@ -273,7 +284,8 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
           request.noise_dtype, "\"; it is fp32 or bf16");
   s.fps = request.fps;
   s.seed = request.seed;
-  if (request.action) resolve_action(request, checkpoint, s);
+  if (request.transfer) resolve_transfer(request, checkpoint, s);
+  else if (request.action) resolve_action(request, checkpoint, s);
   else resolve_vision(request, checkpoint, s);
   if (request.enable_sound) {
     require(checkpoint.transformer.sound_gen,
@@ -296,17 +308,13 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   return s;
 }
 
-namespace {
-
 Image to_image(const Frames& frames, int64_t index) {
   const uint8_t* begin = frames.frame(index);
   return {frames.height, frames.width, {begin, begin + frames.height * frames.width * 3}};
 }
 
-}  // namespace
-
 std::vector<float> conditioning_pixels(const Request& request, const Settings& s) {
-  const int64_t frames = s.encoded_frames, plane = s.canvas_height * s.canvas_width;
+  const int64_t frames = s.conditioning.encoded_frames, plane = s.canvas_height * s.canvas_width;
   if (s.action) {
     const Frames& source = request.image ? *request.image : *request.video;
     std::vector<Image> clip;

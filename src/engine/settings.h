@@ -26,6 +26,7 @@ enum class Mode {
   policy,
   forward_dynamics,
   inverse_dynamics,
+  transfer,
 };
 std::string_view name_of(Mode mode);
 
@@ -48,22 +49,41 @@ struct ActionSettings {
   std::vector<float> clean;     // [chunk, action_dim], zero-padded; forward dynamics
 };
 
+// What is fixed in a stretch of video that is denoised at once.
+struct Conditioning {
+  std::vector<bool> noisy;     // per latent frame
+  int64_t encoded_frames = 0;  // pixel frames that can matter: the causal prefix; 0: none
+};
+
+struct TransferSettings {
+  std::vector<std::string> hints;       // in the reference's order; of request.transfer's controls
+  std::vector<size_t> order;            // hints[i] is the request's control order[i]
+  std::vector<float> weights;           // normalised; empty: joint attention
+  double control_guidance = 1;
+  TimestepInterval guidance_interval, control_guidance_interval;
+  int64_t chunk = 0;                    // frames denoised at once: 4 n + 1
+  int64_t stride = 0;                   // frames from one chunk's beginning to the next one's
+  int64_t chunks = 1;
+  int64_t first_conditional = 0;        // frames of the given video that the first chunk keeps
+  int64_t conditional = 0;              // frames that later chunks take over
+  bool amplifies() const { return control_guidance != 1.0; }
+};
+
 struct Settings {
   Mode mode = Mode::text_to_video;
   int64_t height = 0, width = 0;         // of the frames that come out
-  int64_t frames = 0;                    // decoded: 4 n + 1
+  int64_t frames = 0;                    // that come out; 4 n + 1 except for transfer
   int64_t requested_frames = 0;
   double fps = 24;
   double guidance_scale = 1;
   int64_t seed = 0;
 
   int64_t latent_frames = 0, latent_height = 0, latent_width = 0;
-  std::vector<bool> noisy;               // per latent frame
-  bool encodes = false;                  // conditioning pixels exist
-  int64_t encoded_frames = 0;            // pixel frames that can matter: the causal prefix
+  Conditioning conditioning;             // of the first chunk
   int64_t canvas_height = 0, canvas_width = 0;  // what the VAE encodes; larger than the frames for actions
   int64_t sound_frames = 0;              // latent; 0: none
   std::optional<ActionSettings> action;
+  std::optional<TransferSettings> transfer;
 
   std::vector<Message> conditional, unconditional;
   SchedulerConfig scheduler;
@@ -71,13 +91,19 @@ struct Settings {
   std::string scheduler_note;            // what was chosen and why
   std::vector<std::string> notices;      // what was adjusted, one sentence each
 
-  bool guided() const { return guidance_scale != 1.0; }
-  bool any_noisy_frame() const;
+  // Transfer knows no guidance below 1.
+  bool guided() const { return transfer ? guidance_scale > 1.0 : guidance_scale != 1.0; }
+  int64_t chunks() const { return transfer ? transfer->chunks : 1; }
 };
 
 Settings resolve(const Request& request, const Checkpoint& checkpoint);
 
-// Planar [3, encoded_frames, canvas_height, canvas_width] in [-1, 1]: what the VAE encodes.
+Image to_image(const Frames& frames, int64_t index);
+
+// `value` when it is a size the VAE can make, else Error naming the nearest one.
+int64_t checked_side(const char* name, int64_t value, int64_t factor);
+
+// Planar [3, encoded_frames, canvas_height, canvas_width] in [-1, 1]: what the VAE encodes (first chunk).
 std::vector<float> conditioning_pixels(const Request& request, const Settings& settings);
 
 }  // namespace orrery

@@ -172,7 +172,7 @@ void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Act
 
 }  // namespace
 
-UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids) {
+UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention) {
   Arena::Scope scope(arena);
   const auto text = static_cast<int64_t>(ids.size());
   const Norm qk = norm();
@@ -200,7 +200,7 @@ UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids) {
     cache.v.push_back(backend_.allocate_tensor(heads.v.shape, dtype_));
     MutView cached_k = cache.k.back().view;
     backend_.copy(cache.v.back().view, heads.v);
-    View causal_k = cached_k;
+    MutView causal_k = cached_k;
     if (layer.norm_k_for_gen) {
       // The causal pass reads un-normed keys, generation the normed ones.
       backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k_for_gen, cos, sin, qk);
@@ -214,10 +214,10 @@ UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids) {
 
     backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, qk);
     MutView attended = arena.make(heads.q.shape, dtype_);
-    AttentionPlan plan;
-    plan.causal = true;
-    plan.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-    backend_.attention(attended, heads.q, causal_k, cache.v.back().view, plan);
+    const MutView causal_v = cache.v.back().view;
+    const View nothing_before = heads.k.slice(0, 0, 0);
+    attention.run(arena, attended, heads.q, nothing_before, nothing_before,
+                  {causal_k, causal_v, causal_k, causal_v}, {static_cast<int>(i), AttentionRole::und});
     apply(backend_, x, as_rows(attended), layer.out, x);
     mlp(backend_, arena, x, layer, config_.hidden_act, norm());
     if (probe_) probe_(Tower::und, static_cast<int>(i), x);
@@ -230,18 +230,22 @@ std::array<int64_t, 3> Transformer::token_grid(int64_t frames, int64_t h, int64_
   return {frames, (h + p - 1) / p, (w + p - 1) / p};
 }
 
-GenRope Transformer::make_rope(const Positions& positions, const TokenOrder& order,
-                               const Sequence& sequence) {
+GenRope Transformer::make_rope(const Positions& positions, const Attention& attention) {
+  const Sequence& sequence = attention.sequence();
   Positions stored = positions;
-  if (!order.raster()) {
+  if (!sequence.order.raster()) {
     const std::vector<int64_t> permutation = sequence.permutation();
     for (size_t i = 0; i < permutation.size(); ++i) {
       const auto base = static_cast<size_t>(sequence.control_tokens);
       stored[base + i] = positions[base + static_cast<size_t>(permutation[i])];
     }
   }
-  RopeTable table = rope_table(config_, stored);
-  const Shape shape{static_cast<int64_t>(stored.size()), config_.head_dim / 2};
+  const SequenceShare share = attention.share();
+  const auto first = stored.begin() + share.begin;
+  stored = Positions(first, first + share.rows);
+  stored.resize(static_cast<size_t>(share.padded_rows));  // rows of padding: any position does
+  const RopeTable table = rope_table(config_, stored);
+  const Shape shape{share.padded_rows, config_.head_dim / 2};
   GenRope rope{backend_.allocate_tensor(shape, DType::f32), backend_.allocate_tensor(shape, DType::f32)};
   backend_.upload(rope.cos.view, make_view(table.cos.data(), shape, DType::f32));
   backend_.upload(rope.sin.view, make_view(table.sin.data(), shape, DType::f32));
@@ -369,6 +373,23 @@ void Transformer::embed(Arena& arena, MutView x, const GenInput& in, const Seque
   }
 }
 
+// This rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a layer.
+MutView Transformer::embed_share(Arena& arena, const GenInput& in, const Attention& attention) {
+  const SequenceShare share = attention.share();
+  const int64_t all = attention.sequence().size();
+  MutView x = arena.make({share.padded_rows, config_.hidden_size}, dtype_);
+  if (share.rows == all) {
+    embed(arena, x, in, attention.sequence());
+    return x;
+  }
+  Arena::Scope scope(arena);
+  MutView whole = arena.make({all, config_.hidden_size}, dtype_);
+  embed(arena, whole, in, attention.sequence());
+  backend_.copy(x.slice(0, 0, share.rows), whole.slice(0, share.begin, share.rows));
+  backend_.fill(x.slice(0, share.rows, share.padded_rows - share.rows), 0);
+  return x;
+}
+
 void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& und, View cos, View sin,
                             Attention& attention) {
   const auto i = static_cast<size_t>(index);
@@ -390,25 +411,69 @@ void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& 
     backend_.copy(kv.v, heads.v);
     backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, norm());
     MutView attended = arena.make(heads.q.shape, dtype_);
-    attention.run(arena, attended, heads.q, und_k, und_v, kv, {index, AttentionRole::gen});
+    attention.run(arena, attended, heads.q, und_k, und_v, kv, {index, attention.generation_role()});
     apply(backend_, x, as_rows(attended), layer.out, x);
   }
   mlp(backend_, arena, x, layer, config_.hidden_act, norm());
 }
 
+// The output heads applied to this rank's rows, then gathered: [sequence, width of the widest head]. Each row
+// has its modality's velocity in its first columns. Every modality ends in this one gather (B70).
+View Transformer::head_rows(Arena& arena, const GenOutput& out, const GenInput& in, View x,
+                            const Attention& attention) {
+  const Sequence& sequence = attention.sequence();
+  const SequenceShare share = attention.share();
+  const int64_t h = config_.hidden_size, p = config_.latent_patch_size;
+  const int64_t patch = p * p * config_.latent_channel, a = config_.action_dim;
+  int64_t width = patch;
+  if (in.sound) width = std::max(width, config_.sound_dim);
+  if (in.action) width = std::max(width, a);
+  MutView mine = arena.make({share.padded_rows, width}, dtype_);
+  {
+    Arena::Scope scope(arena);
+    MutView normed = arena.make(x.shape, dtype_);
+    backend_.rms_norm(normed, x, weights_->norm_gen, norm());
+    // Calls head(out, x) for this rank's part of the next `tokens` rows of the sequence.
+    int64_t row = sequence.control_tokens;
+    const auto each = [&](int64_t tokens, int64_t columns, const auto& head) {
+      const int64_t begin = std::max(row, share.begin);
+      const int64_t end = std::min(row + tokens, share.begin + share.rows);
+      row += tokens;
+      if (begin >= end) return;
+      head(mine.slice(0, begin - share.begin, end - begin).slice(1, 0, columns),
+           normed.slice(0, begin - share.begin, end - begin));
+    };
+    const auto projection = [&](const Linear& linear) {
+      return [&](MutView to, View from) { apply(backend_, to, from, linear); };
+    };
+    const bool moves = out.vision && any(in.target.noisy);
+    each(sequence.video_tokens(), patch, [&](MutView to, View from) {
+      if (moves) apply(backend_, to, from, weights_->proj_out);
+    });
+    if (in.sound) each(in.sound.dim(1), config_.sound_dim, projection(weights_->sound_out));
+    if (in.action) {
+      LinearOptions options;
+      options.bias = weights_->action_out_bias.select(0, in.action_domain);
+      const View matrix =
+          weights_->action_out.select(0, in.action_domain).reshape({h, a}).permute({1, 0});
+      each(in.action.dim(0), a,
+           [&](MutView to, View from) { backend_.linear(to, from, matrix, options); });
+    }
+  }
+  return attention.whole(arena, mine);
+}
+
 void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
-                             const Sequence& sequence) {
+                             const Attention& attention) {
   Arena::Scope scope(arena);
-  const int64_t h = config_.hidden_size, p = config_.latent_patch_size, c = config_.latent_channel;
-  MutView normed = arena.make(x.shape, dtype_);
-  backend_.rms_norm(normed, x, weights_->norm_gen, norm());
+  const Sequence& sequence = attention.sequence();
+  const int64_t p = config_.latent_patch_size, c = config_.latent_channel;
+  const View velocities = head_rows(arena, out, in, x, attention);
   int64_t row = sequence.control_tokens;
 
   if (out.vision && any(in.target.noisy)) {
     const auto [frames, rows, columns] = sequence.grid;
-    View tokens = normed.slice(0, row, sequence.video_tokens());
-    MutView patches = arena.make({sequence.video_tokens(), p * p * c}, dtype_);
-    apply(backend_, patches, tokens, weights_->proj_out);
+    View patches = velocities.slice(0, row, sequence.video_tokens()).slice(1, 0, p * p * c);
     if (!sequence.order.raster()) {
       MutView raster = arena.make(patches.shape, dtype_);
       backend_.gather_rows(raster, patches, sequence.inverse_permutation());
@@ -432,20 +497,12 @@ void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput&
 
   if (in.sound) {
     const int64_t tokens = in.sound.dim(1);
-    MutView velocity = arena.make({tokens, config_.sound_dim}, dtype_);
-    apply(backend_, velocity, normed.slice(0, row, tokens), weights_->sound_out);
+    const View velocity = velocities.slice(0, row, tokens).slice(1, 0, config_.sound_dim);
     backend_.copy(out.sound, velocity.permute({1, 0}));
     row += tokens;
   }
   if (in.action) {
-    const int64_t tokens = in.action.dim(0), a = config_.action_dim;
-    MutView velocity = arena.make({tokens, a}, dtype_);
-    LinearOptions options;
-    options.bias = weights_->action_out_bias.select(0, in.action_domain);
-    backend_.linear(velocity, normed.slice(0, row, tokens),
-                    weights_->action_out.select(0, in.action_domain).reshape({h, a}).permute({1, 0}),
-                    options);
-    backend_.copy(out.action, velocity);
+    backend_.copy(out.action, velocities.slice(0, row, in.action.dim(0)).slice(1, 0, config_.action_dim));
     for_runs(in.action_noisy, false, [&](int64_t begin, int64_t count) {
       backend_.fill(out.action.slice(0, begin, count), 0);
     });
@@ -455,14 +512,12 @@ void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput&
 void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
                            const GenRope& rope, Attention& attention) {
   Arena::Scope scope(arena);
-  const Sequence& sequence = attention.sequence();
-  MutView x = arena.make({sequence.size(), config_.hidden_size}, dtype_);
-  embed(arena, x, in, sequence);
+  MutView x = embed_share(arena, in, attention);
   for (int i = 0; i < static_cast<int>(weights_->gen.size()); ++i) {
     gen_layer(arena, i, x, und, rope.cos.view, rope.sin.view, attention);
     if (probe_) probe_(Tower::gen, i, x);
   }
-  read_heads(arena, out, in, x, sequence);
+  read_heads(arena, out, in, x, attention);
 }
 
 }  // namespace orrery

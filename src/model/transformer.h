@@ -24,7 +24,8 @@ struct UndCache {
   std::vector<Tensor> k, v;  // per layer [text, KV heads of this rank, head_dim]
 };
 
-// cos and sin of one branch's generation tokens, f32 [tokens, head_dim / 2], in stored order.
+// cos and sin of one branch's generation tokens, f32 [rows, head_dim / 2], in stored order; `rows` are this
+// rank's, with padding (Sequence::share).
 struct GenRope {
   Tensor cos, sin;
 };
@@ -71,18 +72,20 @@ class Transformer {
   static bool is_unused(std::string_view name);
 
   // Runs the text tower. The cache is allocated by the backend.
-  UndCache prefill(Arena& arena, std::span<const int64_t> ids);
+  UndCache prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention);
 
   // The generation stream of one request; sizes from latents [C, T, h, w].
   std::array<int64_t, 3> token_grid(int64_t frames, int64_t h, int64_t w) const;
-  GenRope make_rope(const Positions& positions, const TokenOrder& order, const Sequence& sequence);
+  // `positions` of the whole sequence, raster order.
+  GenRope make_rope(const Positions& positions, const Attention& attention);
 
-  // One evaluation. `attention` knows the step and the sequence.
+  // One evaluation. `attention` knows the step and the sequence. In a group that shares the sequence every
+  // rank brings the same inputs and gets the whole outputs.
   void velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
                 const GenRope& rope, Attention& attention);
 
-  // Called after each layer with the tower's hidden states [tokens, H]; for tests and for naming the
-  // layer where a value stopped being finite.
+  // Called after each layer with the tower's hidden states [tokens, H], of generation this rank's rows
+  // with padding; for tests and for naming the layer where a value stopped being finite.
   using Probe = std::function<void(Tower, int layer, View hidden)>;
   void set_probe(Probe probe) { probe_ = std::move(probe); }
 
@@ -91,9 +94,12 @@ class Transformer {
 
  private:
   void embed(Arena& arena, MutView x, const GenInput& in, const Sequence& sequence);
+  MutView embed_share(Arena& arena, const GenInput& in, const Attention& attention);
   void embed_vision(Arena& arena, MutView x, const VisionItem& item, View time);
   void read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
-                  const Sequence& sequence);
+                  const Attention& attention);
+  View head_rows(Arena& arena, const GenOutput& out, const GenInput& in, View x,
+                 const Attention& attention);
   void gen_layer(Arena& arena, int layer, MutView x, const UndCache& und, View cos, View sin,
                  Attention& attention);
   Norm norm() const;

@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "dist/communicator.h"
 #include "io/checkpoint.h"
+#include "io/fault_list.h"
 
 namespace orrery {
 
@@ -21,11 +22,13 @@ int64_t Linear::in_features() const { return weights.empty() ? 0 : weights.front
 void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual,
            Activation activation) {
   const bool reduces = linear.reduce != nullptr && linear.reduce->size() > 1;
+  require(!reduces || activation == Activation::none, "linear: an activation cannot follow a partial sum");
+  const bool adds = !reduces || linear.reduce->rank() == 0;
   int64_t column = 0;
   for (size_t i = 0; i < linear.weights.size(); ++i) {
     const int64_t width = linear.weights[i].dim(0);
     LinearOptions options;
-    if (!reduces) {
+    if (adds) {
       if (!linear.biases.empty()) options.bias = linear.biases[i];
       if (residual) options.residual = residual.slice(1, column, width);
       options.activation = activation;
@@ -33,11 +36,7 @@ void apply(Backend& backend, MutView out, View x, const Linear& linear, View res
     backend.linear(out.slice(1, column, width), x, linear.weights[i], options);
     column += width;
   }
-  if (!reduces) return;
-  require(activation == Activation::none, "linear: an activation cannot follow a partial sum");
-  linear.reduce->all_reduce(out);
-  if (!linear.biases.empty()) backend.add_row(out, linear.biases.front());
-  if (residual) backend.lincomb(out, {{1.0f, out}, {1.0f, residual}});
+  if (reduces) linear.reduce->all_reduce(out);
 }
 
 namespace {
@@ -131,7 +130,9 @@ class WeightLoader final : public WeightVisitor {
   // backend fuses weights.
   std::vector<View> place(const std::vector<View>& parts) {
     std::vector<View> placed;
-    const bool in_place = backend_.device() == DeviceKind::cpu && !backend_.is_dry();
+    // A slice of a changed copy is copied once more: the rest of it need not stay in memory.
+    const bool in_place = backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
+                          (adapted_.empty() || options_.shard.count == 1);
     int64_t rows = 0;
     for (const View& part : parts) {
       const DType dtype = options_.dtype.value_or(part.dtype);
@@ -221,6 +222,29 @@ void WeightStore::release() {
   bytes_ = 0;
 }
 
+namespace {
+
+// As check_finite(), of what one rank holds: it reads nothing else.
+void check_slices(const Safetensors& files, const VisitFunction& visit, const Shard& shard) {
+  FaultList faults;
+  Lister lister([&](const std::string& name, Shape, Split split) {
+    const std::string stored = WeightLoader::stored_name(files, name);
+    const View slice = slice_of(files.view(stored), split, shard);
+    const int64_t pieces = slice.contiguous() ? 1 : slice.dim(0);
+    for (int64_t i = 0; i < pieces; ++i) {
+      const auto fault = first_non_finite(slice.contiguous() ? slice : slice.select(0, i));
+      if (!fault) continue;
+      faults.add("not finite", stored, " in ", files.find(stored)->file, " holds ", *fault, " of slice ",
+                 shard.index, " of ", shard.count, pieces > 1 ? concat(", row ", i) : "");
+      break;
+    }
+  });
+  visit(lister);
+  faults.raise(ErrorKind::numeric, files.origin().string());
+}
+
+}  // namespace
+
 void check_weights(const Safetensors& files, const VisitFunction& visit, const LoadOptions& options) {
   std::vector<TensorExpectation> expected;
   Lister lister([&](const std::string& name, Shape shape, Split split) {
@@ -229,7 +253,9 @@ void check_weights(const Safetensors& files, const VisitFunction& visit, const L
   });
   visit(lister);
   check_tensors(files, expected, options.ignored);
-  if (options.check_finite) check_finite(files, expected);
+  if (!options.check_finite) return;
+  if (options.shard.count == 1) check_finite(files, expected);
+  else check_slices(files, visit, options.shard);
 }
 
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,

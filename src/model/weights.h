@@ -32,8 +32,8 @@ struct Linear {
   int64_t in_features() const;
 };
 
-// out = activation(x . w^T + b) + residual. `out` spans the parts side by side. With `reduce`, bias and
-// residual are added once, after the sum.
+// out = activation(x . w^T + b) + residual. `out` spans the parts side by side; `residual` may be `out`
+// itself. With `reduce`, bias and residual are added once, to the first rank's part of the sum.
 void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual = {},
            Activation activation = Activation::none);
 
@@ -79,7 +79,7 @@ struct LoadOptions {
   std::function<bool(std::string_view)> ignored;
   // A changed host copy of a stored tensor, same shape and type, or an empty Tensor to take it as it is.
   std::function<Tensor(const std::string& name, const View& stored)> adapt;
-  bool check_finite = true;
+  bool check_finite = true;  // of this rank's slices
 };
 
 // Names, shapes, types and, when asked, finite values of everything: one Error lists all faults.

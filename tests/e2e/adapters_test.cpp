@@ -42,8 +42,8 @@ class LoraFiles : public testing::Test {
     const View a = make_view(down.data(), {2, 256}, DType::f32), bv = make_view(up.data(), {256, 2}, DType::f32);
     write_safetensors(scratch_.path() / name, {{"transformer.layers.3.self_attn.add_q_proj.lora_A.weight", a},
                                                {"transformer.layers.3.self_attn.add_q_proj.lora_B.weight", bv},
-                                               {"layers.3.self_attn.to_v.lora_A.default.weight", a},
-                                               {"layers.3.self_attn.to_v.lora_B.default.weight", bv}});
+                                               {"layers.3.self_attn.to_q.lora_A.default.weight", a},
+                                               {"layers.3.self_attn.to_q.lora_B.default.weight", bv}});
     return scratch_.path() / name;
   }
 };
@@ -139,7 +139,7 @@ TEST_F(GuardedRun, BlockedOrBrokenWritesNothing) {
   const std::pair<std::string, const char*> cases[]{
       {"printf '{\"verdict\": \"blocked\", \"reason\": \"no circles\"}'", "the prompt is blocked: no circles"},
       {"[ $1 = prompt ] && " + approved + " || printf '{\"verdict\": \"blocked\"}'", "the frames are blocked"},
-      {"[ $1 = prompt ] && " + approved, "no verdict"},
+      {"[ $1 = prompt ] && " + approved + "; true", "no verdict"},
       {"exit 1", "status 1"},
       {"[ $1 = prompt ] && " + approved + " || exit 4", "status 4"},
       {"sleep 30", "no verdict on the prompt within 0.5 seconds"},

@@ -124,13 +124,12 @@ TEST_P(TransformerGolden, OneForward) {
     ASSERT_TRUE(want.has(name)) << name;
     EXPECT_LT(golden::relative_error(host(*backend, hidden), want.floats(name)), kTolerance) << name;
   });
-  const UndCache und = model.prefill(arena, ids);
-  const GenRope rope = model.make_rope(gen, sequence.order, sequence);
-
   const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
                                      {AttentionRole::und, AttentionRole::gen}};
   const AttentionStrategy strategy = AttentionStrategy::dense(inventory);
   Attention attention(*backend, strategy, sequence, config.head_dim);
+  const UndCache und = model.prefill(arena, ids, attention);
+  const GenRope rope = model.make_rope(gen, attention);
   attention.begin_step(0, 1);
   const Tensor vision_out = backend->allocate_tensor(latent_shape, DType::f32);
   Tensor sound_out, action_out;

@@ -1,0 +1,63 @@
+// One request under several attention strategies: what each costs and how far it strays.
+#pragma once
+
+#include <filesystem>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "orrery/engine.h"
+
+namespace orrery {
+
+struct ComparedStrategy {
+  std::string name;       // for labels; see strategy_name()
+  std::string attention;  // as in EngineOptions
+};
+
+struct CompareOptions {
+  std::vector<ComparedStrategy> strategies;  // two or more; the others are held against the first
+  // How often each runs, in turns. A step's time is that of its fastest run, which keeps other load
+  // on the machine out of the figures.
+  int repeats = 1;
+};
+
+struct StrategyOutcome {
+  std::string name;
+  std::string attention;
+  double denoise_seconds = 0;
+  double speed_up = 1;      // the first's time over this one's
+  double kept_share = 1;    // of key blocks over the run: kept_share() of request.h
+  double latent_error = 0;  // relative, of the final latents
+  double psnr = 0;          // dB, of the frames; infinite for equal ones
+  double ssim = 1;          // of luma, 11 x 11 Gaussian window
+  Result result;
+};
+
+// "dense" for itself, a file's name without extension, "strategy N" for JSON text.
+std::string strategy_name(const std::string& attention, size_t index);
+
+// The checkpoint is opened once; a strategy that cannot run here is refused before anything is
+// generated.
+std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const Request& request,
+                                     const CompareOptions& options, EngineOptions engine,
+                                     const ProgressCallback& progress = {},
+                                     std::stop_token stop = {});
+
+// A table for people, and a JSON array of objects.
+std::string to_text(const std::vector<StrategyOutcome>& outcomes);
+std::string to_json(const std::vector<StrategyOutcome>& outcomes);
+
+// Frame `index` of every strategy side by side, each under a label of its name, speed-up and kept
+// blocks. At most `columns` panels a row. Sides are even.
+Frames side_by_side(const std::vector<StrategyOutcome>& outcomes, int64_t index,
+                    int64_t columns = 4);
+// One row a strategy: its label and `columns` frames from the first to the last, panel_width wide
+// or smaller.
+Frames contact_sheet(const std::vector<StrategyOutcome>& outcomes, int64_t columns = 5,
+                     int64_t panel_width = 160);
+// Writes the video of all frames side by side.
+void save_side_by_side(const std::filesystem::path& file,
+                       const std::vector<StrategyOutcome>& outcomes, int crf = 18);
+
+}  // namespace orrery

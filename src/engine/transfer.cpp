@@ -1,0 +1,216 @@
+#include "engine/transfer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace orrery {
+
+namespace {
+
+constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kMaxFrames = 5000;
+
+struct Hint {
+  std::string_view name;
+  TransferDefaults defaults;
+};
+// In the order in which controls stand in the sequence.
+constexpr std::array<Hint, 5> kHints{
+    {{"edge", {3, 1.5}}, {"blur", {3, 1.5}}, {"depth", {3, 1.5}}, {"seg", {3, 2}}, {"wsm", {1, 3}}}};
+
+const Hint* find_hint(std::string_view name) {
+  const auto it = std::find_if(kHints.begin(), kHints.end(), [&](const Hint& hint) { return hint.name == name; });
+  return it == kHints.end() ? nullptr : &*it;
+}
+
+TimestepInterval checked_interval(const std::optional<TimestepInterval>& given, const char* name) {
+  if (!given) return {-INFINITY, INFINITY};
+  require(std::isfinite(given->begin) && std::isfinite(given->end) && given->begin <= given->end, name, " is [",
+          given->begin, ", ", given->end, "]; the first timestep must not be above the second");
+  return *given;
+}
+
+// Every control in the reference's order, known, once, and not empty.
+void resolve_controls(const TransferRequest& transfer, TransferSettings& out) {
+  require(!transfer.controls.empty(), "transfer needs at least one control video (--control HINT=FILE)");
+  for (const Control& control : transfer.controls) {
+    require(find_hint(control.hint) != nullptr, "control \"", control.hint,
+            "\" is not known; it is edge, blur, depth, seg or wsm");
+    require(control.video.count > 0, "the control video for ", control.hint, " has no frames");
+  }
+  for (const Hint& hint : kHints) {
+    for (size_t i = 0; i < transfer.controls.size(); ++i) {
+      if (transfer.controls[i].hint != hint.name) continue;
+      require(out.hints.empty() || out.hints.back() != hint.name, "control ", hint.name, " is given twice");
+      out.hints.emplace_back(hint.name);
+      out.order.push_back(i);
+    }
+  }
+}
+
+void resolve_weights(const TransferRequest& transfer, TransferSettings& out) {
+  const bool is_joint = transfer.attention == "joint";
+  require(is_joint || transfer.attention == "weighted", "control attention \"", transfer.attention,
+          "\" is not known; it is weighted or joint");
+  double sum = 0;
+  for (size_t i : out.order) {
+    const Control& control = transfer.controls[i];
+    require(!control.weight || !is_joint, "the control weight of ", control.hint,
+            " has no meaning with joint attention; leave it out or use weighted attention");
+    const double weight = control.weight.value_or(1.0);
+    require(std::isfinite(weight) && weight >= 0, "the control weight of ", control.hint, " is ", weight,
+            "; it must not be negative");
+    out.weights.push_back(static_cast<float>(weight));
+    sum += weight;
+  }
+  require(sum > 0, "the control weights sum to 0; at least one must be positive");
+  for (float& weight : out.weights) weight = static_cast<float>(static_cast<double>(weight) / sum);
+  if (is_joint) out.weights.clear();
+}
+
+}  // namespace
+
+TransferDefaults transfer_defaults(const TransferRequest& transfer) {
+  const Hint* hint = transfer.controls.size() == 1 ? find_hint(transfer.controls.front().hint) : nullptr;
+  return hint != nullptr ? hint->defaults : TransferDefaults{};
+}
+
+ChunkPlan plan_chunks(int64_t total, int64_t wanted, int64_t overlap, int64_t temporal) {
+  require(total >= 1 && wanted >= 1, "transfer: ", total, " frames in chunks of ", wanted);
+  ChunkPlan plan;
+  plan.chunk = total == 1 ? 1 : (wanted - 1 + temporal - 1) / temporal * temporal + 1;
+  plan.stride = plan.chunk;
+  if (total <= plan.chunk) return plan;
+  plan.stride = plan.chunk - overlap;
+  require(overlap >= 0 && plan.stride > 0, "num_conditional_frames is ", overlap, "; it must be from 0 to ",
+          plan.chunk - 1, " for chunks of ", plan.chunk, " frames");
+  plan.count = 1 + (total - plan.chunk + plan.stride - 1) / plan.stride;
+  return plan;
+}
+
+std::vector<int64_t> back_and_forth(int64_t length, int64_t padded) {
+  std::vector<int64_t> frames;
+  for (int64_t i = 0; i < std::min(length, padded); ++i) frames.push_back(i);
+  // The reference appends the reversed clip without its last frame (which was the first) until the
+  // clip is long enough; a clip of one frame is repeated.
+  while (static_cast<int64_t>(frames.size()) < padded) {
+    const auto now = static_cast<int64_t>(frames.size());
+    const int64_t count = std::min(std::max<int64_t>(now - 1, 1), padded - now);
+    for (int64_t i = 0; i < count; ++i) frames.push_back(frames[static_cast<size_t>(now - 1 - i)]);
+  }
+  return frames;
+}
+
+std::vector<int64_t> control_frames(const Settings& s, int64_t length, int64_t index) {
+  const TransferSettings& t = *s.transfer;
+  const std::vector<int64_t> whole = back_and_forth(length, std::max(s.frames, t.chunk));
+  const int64_t begin = index * t.stride, end = std::min(begin + t.chunk, std::max(s.frames, t.chunk));
+  std::vector<int64_t> window;
+  for (int64_t i : back_and_forth(end - begin, t.chunk)) window.push_back(whole[static_cast<size_t>(begin + i)]);
+  return window;
+}
+
+std::vector<float> control_pixels(const Frames& control, const Settings& s, int64_t index) {
+  const std::vector<int64_t> frames = control_frames(s, control.count, index);
+  const auto count = static_cast<int64_t>(frames.size());
+  const int64_t plane = s.height * s.width;
+  std::vector<float> pixels(static_cast<size_t>(3 * count * plane)), frame;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (i == 0 || frames[at] != frames[at - 1]) {
+      frame = condition_frame(to_image(control, frames[at]), s.height, s.width);
+    }
+    for (int64_t c = 0; c < 3; ++c) {
+      std::copy_n(frame.begin() + c * plane, plane, pixels.begin() + (c * count + i) * plane);
+    }
+  }
+  return pixels;
+}
+
+Conditioning condition_first(int64_t frames, int64_t latent_frames, const VaeConfig& vae) {
+  Conditioning out;
+  out.noisy.assign(static_cast<size_t>(latent_frames), true);
+  if (frames == 0) return out;
+  const int64_t fixed = vae.latent_frames(frames);
+  for (int64_t t = 0; t < fixed; ++t) out.noisy[static_cast<size_t>(t)] = false;
+  out.encoded_frames = vae.decoded_frames(fixed);
+  return out;
+}
+
+Conditioning chunk_conditioning(const Settings& s, int64_t index, const VaeConfig& vae) {
+  return index == 0 ? s.conditioning : condition_first(s.transfer->conditional, s.latent_frames, vae);
+}
+
+GuidanceFactors transfer_guidance(const Settings& s, double timestep) {
+  const TransferSettings& t = *s.transfer;
+  const double g = s.guided() && t.guidance_interval.holds(timestep) ? s.guidance_scale : 1.0;
+  const double control = t.control_guidance_interval.holds(timestep) ? t.control_guidance : 1.0;
+  // k = plain + control (full - plain), then negative + g (k - negative).
+  return {g * control, g * (1.0 - control), 1.0 - g};
+}
+
+void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Settings& s) {
+  const TransferRequest& transfer = *request.transfer;
+  const VaeConfig& vae = checkpoint.vae;
+  require(!request.action, "transfer and actions cannot be combined");
+  require(!request.enable_sound, "transfer makes no sound; leave enable_sound out");
+  require(!request.image, "transfer takes its first frames from a video, not from an image");
+  TransferSettings out;
+  resolve_controls(transfer, out);
+  resolve_weights(transfer, out);
+  out.control_guidance = transfer.control_guidance.value_or(
+      checkpoint.folder.is_distilled() ? 1.0 : transfer_defaults(transfer).control_guidance);
+  require(std::isfinite(out.control_guidance) && std::abs(out.control_guidance) <= 1e4, "control_guidance is ",
+          out.control_guidance, "; it must be a number of at most 10000");
+  out.guidance_interval = checked_interval(transfer.guidance_interval, "guidance_interval");
+  out.control_guidance_interval = checked_interval(transfer.control_guidance_interval, "control_guidance_interval");
+
+  const int64_t available = transfer.controls[out.order.front()].video.count;
+  require(!request.num_frames || *request.num_frames >= 1, "num_frames must be at least 1, got ", *request.num_frames);
+  s.frames = std::min(available, request.num_frames.value_or(available));
+  require(s.frames <= kMaxFrames, "the first control has ", available, " frames; the limit is ", kMaxFrames,
+          ", set num_frames to take fewer");
+  if (request.num_frames && *request.num_frames > s.frames) {
+    s.notices.push_back(concat("num_frames ", *request.num_frames, " is more than the ", available,
+                               " frames of the ", out.hints.front(), " control: ", s.frames, " are made"));
+  }
+  s.requested_frames = s.frames;
+  s.height = checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
+  s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
+
+  const int64_t wanted = transfer.num_video_frames_per_chunk.value_or(s.frames);
+  require(wanted >= 1, "num_video_frames_per_chunk must be at least 1, got ", wanted);
+  require(wanted <= kMaxFrames, "num_video_frames_per_chunk is ", wanted, "; the limit is ", kMaxFrames);
+  const ChunkPlan plan = plan_chunks(s.frames, wanted, transfer.num_conditional_frames, vae.scale_factor_temporal);
+  out.chunk = plan.chunk;
+  out.stride = plan.stride;
+  out.chunks = plan.count;
+  out.conditional = transfer.num_conditional_frames;
+  const int64_t first = transfer.num_first_chunk_conditional_frames;
+  require(first >= 0, "num_first_chunk_conditional_frames must not be negative, got ", first);
+  require(first == 0 || request.video, "num_first_chunk_conditional_frames is ", first,
+          ", but there is no video to take them from");
+  require(first > 0 || !request.video,
+          "the video would have no effect: num_first_chunk_conditional_frames says how many of its frames are kept");
+  require(!request.video || request.condition_video_keep == "first",
+          "transfer keeps the first frames of a video; condition_video_keep cannot be \"",
+          request.condition_video_keep, "\"");
+  require(!request.video || request.video->count > 0, "the conditioning video has no frames");
+  if (request.video) out.first_conditional = std::min({first, request.video->count, out.chunk});
+  require(!request.latents || out.chunks == 1, "latents can be given for one chunk only; this request has ",
+          out.chunks);
+
+  s.mode = Mode::transfer;
+  s.latent_frames = vae.latent_frames(out.chunk);
+  s.latent_height = s.height / vae.scale_factor_spatial;
+  s.latent_width = s.width / vae.scale_factor_spatial;
+  s.canvas_height = s.height;
+  s.canvas_width = s.width;
+  s.conditioning = condition_first(out.first_conditional, s.latent_frames, vae);
+  s.transfer = std::move(out);
+}
+
+}  // namespace orrery

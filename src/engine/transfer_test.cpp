@@ -1,0 +1,228 @@
+#include "engine/transfer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "expect_error.h"
+
+namespace orrery {
+namespace {
+
+Frames clip(int64_t count, int64_t height = 16, int64_t width = 16) {
+  Frames frames{count, height, width, {}};
+  for (int64_t i = 0; i < count; ++i) {
+    frames.rgb.insert(frames.rgb.end(), static_cast<size_t>(height * width * 3), static_cast<uint8_t>(i));
+  }
+  return frames;
+}
+
+Checkpoint checkpoint() {
+  Checkpoint out;
+  out.vae.scale_factor_spatial = 16;
+  out.vae.scale_factor_temporal = 4;
+  return out;
+}
+
+Request request_with(std::vector<Control> controls) {
+  Request request;
+  request.prompt = "A road.";
+  request.height = 16;
+  request.width = 32;
+  request.transfer = TransferRequest{};
+  request.transfer->controls = std::move(controls);
+  return request;
+}
+
+Settings resolved(const Request& request) {
+  Settings settings;
+  resolve_transfer(request, checkpoint(), settings);
+  settings.guidance_scale = request.guidance_scale.value_or(transfer_defaults(*request.transfer).guidance);
+  return settings;
+}
+
+// Section 9.1.
+TEST(TransferChunks, FollowTheTable) {
+  struct Case {
+    int64_t total, wanted, overlap, chunk, stride, count;
+  };
+  for (const Case& c : std::vector<Case>{{1, 93, 1, 1, 1, 1},
+                                         {121, 121, 1, 121, 121, 1},
+                                         {100, 100, 1, 101, 101, 1},
+                                         {93, 93, 1, 93, 93, 1},
+                                         {94, 93, 1, 93, 92, 2},
+                                         {185, 93, 1, 93, 92, 2},
+                                         {186, 93, 1, 93, 92, 3},
+                                         {20, 5, 2, 5, 3, 6},
+                                         {20, 6, 0, 9, 9, 3},
+                                         {7, 1, 0, 1, 1, 7},
+                                         {5000, 93, 5, 93, 88, 57}}) {
+    const ChunkPlan plan = plan_chunks(c.total, c.wanted, c.overlap, 4);
+    EXPECT_EQ(plan.chunk, c.chunk) << c.total;
+    EXPECT_EQ(plan.stride, c.stride) << c.total;
+    EXPECT_EQ(plan.count, c.count) << c.total;
+    // Every frame is made, and none of the chunks is for nothing.
+    EXPECT_GE(plan.chunk + (plan.count - 1) * plan.stride, c.total);
+    EXPECT_LT(plan.chunk + (plan.count - 2) * plan.stride, c.total);
+  }
+  expect_error(ErrorKind::invalid_argument, {"num_conditional_frames is 5", "from 0 to 4"},
+               [] { plan_chunks(20, 5, 5, 4); });
+  expect_error(ErrorKind::invalid_argument, {"-1"}, [] { plan_chunks(20, 5, -1, 4); });
+  EXPECT_EQ(plan_chunks(5, 5, 99, 4).count, 1);  // one chunk: nothing overlaps
+}
+
+TEST(TransferChunks, RunBackAndForthPastTheEnd) {
+  using Indexes = std::vector<int64_t>;
+  EXPECT_EQ(back_and_forth(3, 2), (Indexes{0, 1}));
+  EXPECT_EQ(back_and_forth(3, 5), (Indexes{0, 1, 2, 2, 1}));
+  // The clip that is appended next is the longer one: 0 1 2 2 1 reversed, without its last frame.
+  EXPECT_EQ(back_and_forth(3, 9), (Indexes{0, 1, 2, 2, 1, 1, 2, 2, 1}));
+  EXPECT_EQ(back_and_forth(1, 4), (Indexes{0, 0, 0, 0}));
+  EXPECT_EQ(back_and_forth(2, 5), (Indexes{0, 1, 1, 1, 1}));
+}
+
+TEST(TransferChunks, WindowsOfTheControl) {
+  Request request = request_with({{"edge", clip(12), {}}});
+  request.transfer->num_video_frames_per_chunk = 5;
+  request.transfer->num_conditional_frames = 2;
+  const Settings s = resolved(request);
+  ASSERT_EQ(s.transfer->chunks, 4);
+  using Indexes = std::vector<int64_t>;
+  EXPECT_EQ(control_frames(s, 12, 0), (Indexes{0, 1, 2, 3, 4}));
+  EXPECT_EQ(control_frames(s, 12, 1), (Indexes{3, 4, 5, 6, 7}));
+  EXPECT_EQ(control_frames(s, 12, 3), (Indexes{9, 10, 11, 11, 10}));
+  // A shorter control runs back, a longer one is cut.
+  EXPECT_EQ(control_frames(s, 4, 1), (Indexes{3, 3, 2, 1, 1}));
+  EXPECT_EQ(control_frames(s, 40, 3), (Indexes{9, 10, 11, 11, 10}));
+  // Pixels: the clip's frame i is i everywhere.
+  const std::vector<float> pixels = control_pixels(request.transfer->controls[0].video, s, 3);
+  ASSERT_EQ(pixels.size(), 3u * 5 * 16 * 32);
+  for (size_t frame = 0; frame < 5; ++frame) {
+    const double want = std::array{9, 10, 11, 11, 10}[frame] / 127.5 - 1;
+    for (size_t channel = 0; channel < 3; ++channel) {
+      EXPECT_NEAR(pixels[(channel * 5 + frame) * 512 + 77], want, 1e-6);
+    }
+  }
+}
+
+// Section 9.2: the latent frames that n pixel frames fix, and how many pixel frames the causal encoder
+// reads for them.
+TEST(TransferChunks, ConditionedLatents) {
+  const VaeConfig vae = checkpoint().vae;
+  struct Case {
+    int64_t frames, fixed, encoded;
+  };
+  for (const Case& c : std::vector<Case>{{0, 0, 0}, {1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {5, 2, 5}, {8, 2, 5}, {9, 3, 9}}) {
+    const Conditioning out = condition_first(c.frames, 4, vae);
+    EXPECT_EQ(std::count(out.noisy.begin(), out.noisy.end(), false), c.fixed) << c.frames;
+    for (int64_t t = 0; t < c.fixed; ++t) EXPECT_FALSE(out.noisy[static_cast<size_t>(t)]);
+    EXPECT_EQ(out.encoded_frames, c.encoded) << c.frames;
+    EXPECT_LE(out.encoded_frames, c.frames);  // never a frame that is only padding
+  }
+}
+
+TEST(Transfer, GuidanceIsTheFormulaOfTheTable) {
+  Request request = request_with({{"edge", clip(5), {}}});
+  request.guidance_scale = 3;
+  request.transfer->control_guidance = 1.5;
+  request.transfer->guidance_interval = TimestepInterval{400, 1000};
+  request.transfer->control_guidance_interval = TimestepInterval{0, 700};
+  const Settings s = resolved(request);
+  const double f = 2, n = 5, u = 11, g = 3, cg = 1.5;
+  const double k = n + cg * (f - n);
+  struct Case {
+    double timestep, velocity;
+  };
+  for (const Case& c : std::vector<Case>{{999, u + g * (f - u)},
+                                         {700, u + g * (k - u)},  // both ends belong to the interval
+                                         {400, u + g * (k - u)},
+                                         {399, k},
+                                         {0, k}}) {
+    const GuidanceFactors factors = transfer_guidance(s, c.timestep);
+    EXPECT_NEAR(factors.full * f + factors.plain * n + factors.negative * u, c.velocity, 1e-12) << c.timestep;
+  }
+  // A branch that does not count is not evaluated.
+  EXPECT_EQ(transfer_guidance(s, 999).plain, 0);
+  EXPECT_EQ(transfer_guidance(s, 0).negative, 0);
+  // Below 1 there is no guidance in transfer.
+  request.guidance_scale = 0.5;
+  EXPECT_EQ(transfer_guidance(resolved(request), 999).negative, 0);
+  EXPECT_FALSE(resolved(request).guided());
+}
+
+TEST(Transfer, ControlsStandInTheReferencesOrderWithTheirWeights) {
+  const Settings s = resolved(request_with({{"seg", clip(9), 3.0}, {"edge", clip(5), 1.0}}));
+  EXPECT_EQ(s.transfer->hints, (std::vector<std::string>{"edge", "seg"}));
+  EXPECT_EQ(s.transfer->order, (std::vector<size_t>{1, 0}));
+  EXPECT_EQ(s.transfer->weights, (std::vector<float>{0.25f, 0.75f}));
+  EXPECT_EQ(s.frames, 5);  // of the first control
+  // B44: one control's weight is 1 whatever was given.
+  EXPECT_EQ(resolved(request_with({{"edge", clip(5), 0.3}})).transfer->weights, (std::vector<float>{1.0f}));
+  Request joint = request_with({{"seg", clip(5), {}}, {"edge", clip(5), {}}});
+  joint.transfer->attention = "joint";
+  EXPECT_TRUE(resolved(joint).transfer->weights.empty());
+}
+
+TEST(Transfer, DefaultsComeWithTheHint) {
+  const auto of = [](const char* hint) { return transfer_defaults(*request_with({{hint, clip(5), {}}}).transfer); };
+  EXPECT_EQ(of("edge").guidance, 3);
+  EXPECT_EQ(of("depth").control_guidance, 1.5);
+  EXPECT_EQ(of("seg").control_guidance, 2);
+  EXPECT_EQ(of("wsm").guidance, 1);
+  EXPECT_EQ(of("wsm").control_guidance, 3);
+  EXPECT_EQ(resolved(request_with({{"seg", clip(5), {}}})).transfer->control_guidance, 2);
+}
+
+TEST(Transfer, RefusesContradictions) {
+  const auto refused = [](Request request, const char* part) {
+    expect_error(ErrorKind::invalid_argument, {part}, [&] { resolved(request); });
+  };
+  refused(request_with({}), "at least one control");
+  refused(request_with({{"edges", clip(5), {}}}), "\"edges\" is not known");
+  refused(request_with({{"edge", clip(5), {}}, {"edge", clip(5), {}}}), "given twice");
+  refused(request_with({{"edge", clip(0), {}}}), "no frames");
+  // B44.
+  refused(request_with({{"edge", clip(5), 0.0}, {"seg", clip(5), 0.0}}), "sum to 0");
+  refused(request_with({{"edge", clip(5), 0.0}}), "sum to 0");
+  refused(request_with({{"edge", clip(5), -0.5}}), "must not be negative");
+  Request request = request_with({{"edge", clip(5), 1.0}, {"seg", clip(5), {}}});
+  request.transfer->attention = "joint";
+  refused(request, "no meaning with joint attention");
+  request.transfer->attention = "mixed";
+  refused(request, "weighted or joint");
+
+  request = request_with({{"edge", clip(5), {}}});
+  request.width = 24;
+  refused(request, "multiple of 16");
+  request = request_with({{"edge", clip(5), {}}});
+  request.image = clip(1);
+  refused(request, "not from an image");
+  request = request_with({{"edge", clip(5), {}}});
+  request.enable_sound = true;
+  refused(request, "no sound");
+  request = request_with({{"edge", clip(5), {}}});
+  request.action = ActionRequest{};
+  refused(request, "actions");
+  request = request_with({{"edge", clip(5), {}}});
+  request.video = clip(5);
+  refused(request, "would have no effect");
+  request = request_with({{"edge", clip(5), {}}});
+  request.transfer->num_first_chunk_conditional_frames = 2;
+  refused(request, "no video");
+  request.video = clip(5);
+  request.condition_video_keep = "last";
+  refused(request, "condition_video_keep");
+  request = request_with({{"edge", clip(5), {}}});
+  request.transfer->guidance_interval = TimestepInterval{700, 400};
+  refused(request, "[700, 400]");
+  request = request_with({{"edge", clip(20), {}}});
+  request.transfer->num_video_frames_per_chunk = 5;
+  request.latents = FloatTensor{};
+  refused(request, "one chunk only");
+  request.transfer->num_video_frames_per_chunk = 0;
+  refused(request, "num_video_frames_per_chunk");
+}
+
+}  // namespace
+}  // namespace orrery
