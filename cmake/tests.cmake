@@ -34,7 +34,7 @@ file(GLOB conformance CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/conformance/
      ${PROJECT_SOURCE_DIR}/tests/reference/*.cpp)
 orrery_test(conformance unit SOURCES ${conformance} DEPS backend cpu cuda)
 
-# On a GPU: conformance without the CPU backend, so that the program runs where oneDNN is not, and what only
+# On a GPU: conformance without the CPU backend, so that it needs no OpenMP, and what only
 # the CUDA backend has.
 if(ORRERY_CUDA)
   file(GLOB device CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device/*.cpp)

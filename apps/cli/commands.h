@@ -7,6 +7,7 @@
 
 #include "orrery/compare.h"
 #include "orrery/engine.h"
+#include "orrery/job.h"
 
 namespace orrery::cli {
 
@@ -30,7 +31,8 @@ struct CompareFiles {
 void load_inputs(Request& request, const GenerateFiles& files);
 
 // Each returns the process's exit status or throws Error.
-int generate(Request request, const GenerateFiles& files, EngineOptions options);
+// `job`: the processes that run the request together; rank 0 alone prints and writes.
+int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job);
 int compare(Request request, const CompareFiles& files, CompareOptions options, EngineOptions engine);
 int plan(const Request& request, const std::filesystem::path& model, EngineOptions options, bool json);
 

@@ -49,18 +49,26 @@ void load_inputs(Request& request, const GenerateFiles& files) {
   if (!files.latents.empty()) request.latents = load_latents(files.latents);
 }
 
-int generate(Request request, const GenerateFiles& files, EngineOptions options) {
-  ProgressPrinter printer(files.quiet);
+int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job) {
+  const bool leads = job.rank() == 0;
+  ProgressPrinter printer(files.quiet || !leads);
+  options.job = &job;
   options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
-  load_inputs(request, files);
 
   // Everything that can be refused is refused before a weight is read.
-  const Outline outline = check_request(files.model, request);
-  const fs::path output = output_file(files.output, outline.frames);
-  check_output(output, outline.frames);
-  check_writable(files.save_latents, "--save-latents");
-  check_writable(files.save_action, "--save-action");
-  check_writable(files.report, "--report");
+  fs::path output;
+  job.agree([&] {
+    load_inputs(request, files);
+    const Outline outline = check_request(files.model, request, options);
+    if (leads) {
+      output = output_file(files.output, outline.frames);
+      check_output(output, outline.frames);
+      check_writable(files.save_latents, "--save-latents");
+      check_writable(files.save_action, "--save-action");
+      check_writable(files.report, "--report");
+    }
+    return outline.fingerprint;
+  });
 
   watch_interrupts();
   Engine engine = Engine::open(files.model, options);
@@ -74,6 +82,7 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options)
         if (interrupted()) stop.request_stop();
       },
       stop.get_token());
+  if (!leads) return 0;
 
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));
   save_output(output, result, files.crf);

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "commands.h"
 #include "orrery/bench.h"
@@ -199,8 +200,8 @@ void add_input_flags(CLI::App& app, RequestFlags& flags, cli::GenerateFiles& fil
   app.add_option("--video-path", files.video, "Video that conditions the generation");
   app.add_option("--action-path", files.action, "Actions for forward_dynamics: JSON rows or safetensors");
   app.add_option("--latents", files.latents, "Safetensors file whose \"latents\" replace the noise");
-  app.add_option("--crf", files.crf, "H.264 quality, 0 to 51, lower is better")
-      ->check(CLI::Range(0, 51))
+  app.add_option("--crf", files.crf, "H.264 quality, 1 to 51, lower is better")
+      ->check(CLI::Range(1, 51))
       ->capture_default_str();
   flags.add(app);
 }
@@ -224,7 +225,32 @@ void add_warm_up_flag(CLI::App& app, EngineOptions& options) {
       ->capture_default_str();
 }
 
-int run(int argc, char** argv) {
+// The degrees of a mesh of ranks.
+void add_mesh_flags(CLI::App& app, EngineOptions& options) {
+  app.add_option("--tp-degree", options.tp_degree, "Ranks that cut the weights")->capture_default_str();
+  app.add_option("--cp-degree", options.cp_degree, "Ranks that cut the generation sequence")->capture_default_str();
+  app.add_option("--cfg-degree", options.cfg_degree, "Ranks that share out the guidance branches, 1 or 2")
+      ->capture_default_str();
+}
+
+// Parses on every rank of a job; all must be given the same. Help is no error.
+void parse_together(CLI::App& app, int argc, char** argv, Job& job) {
+  std::optional<CLI::ParseError> help;
+  job.agree([&] {
+    std::string all;
+    for (int i = 1; i < argc; ++i) all += std::string(argv[i]) + '\n';
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() != 0) throw Error(ErrorKind::invalid_argument, error.what());
+      help = error;
+    }
+    return all;
+  });
+  if (help) throw *help;
+}
+
+int run(int argc, char** argv, Job& job) {
   CLI::App app{"Native inference for NVIDIA Cosmos 3 world models"};
   app.require_subcommand(1);
   app.set_version_flag("--version", version());
@@ -237,6 +263,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   add_input_flags(*generate, generate_flags, files);
   add_engine_flags(*generate, generate_options);
+  add_mesh_flags(*generate, generate_options);
   add_warm_up_flag(*generate, generate_options);
   generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
   generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
@@ -281,6 +308,7 @@ int run(int argc, char** argv) {
   plan->add_flag("--json", plan_json, "Print JSON");
   plan_flags.add(*plan);
   add_engine_flags(*plan, plan_options);
+  add_mesh_flags(*plan, plan_options);
 
   std::filesystem::path inspect_model;
   std::string inspect_strategy;
@@ -317,15 +345,20 @@ int run(int argc, char** argv) {
   add_engine_flags(*bench, bench_engine);
 
   try {
-    app.parse(argc, argv);
+    if (job.size() == 1) app.parse(argc, argv);
+    else parse_together(app, argc, argv, job);
   } catch (const CLI::ParseError& error) {
     // Help and version are successes; whatever else the parser refuses is the user's to mend.
+    if (job.rank() > 0) return 0;
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (job.size() > 1 && !*generate) {
+    throw Error(ErrorKind::invalid_argument, "only generate runs on several ranks; start this command without mpirun");
   }
 
   for (const std::string& adapter : lora) generate_options.lora.push_back(parse_lora(adapter));
 
-  if (*generate) return cli::generate(generate_flags.resolve(*generate), files, generate_options);
+  if (*generate) return cli::generate(generate_flags.resolve(*generate), files, generate_options, job);
   if (*compare) return cli::compare(compare_flags.resolve(*compare), compare_files, compare_options, compare_engine);
   if (*plan) return cli::plan(plan_flags.resolve(*plan), plan_model, plan_options, plan_json);
   if (*bench) {
@@ -355,13 +388,22 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::optional<orrery::Job> job;
+  // A rank that fails ends all, unless all have failed of the same: then rank 0 tells.
+  const auto ended = [&](const char* message, int status) {
+    const int rank = job ? job->rank() : 0;
+    const bool together = job && job->failed_together();
+    if (rank == 0) std::fprintf(stderr, "orrery: %s\n", message);
+    else if (!together) std::fprintf(stderr, "orrery: rank %d: %s\n", rank, message);
+    if (job && !together) job->abort(status);
+    return status;
+  };
   try {
-    return run(argc, argv);
+    job.emplace(orrery::Job::join());
+    return run(argc, argv, *job);
   } catch (const orrery::Error& error) {
-    std::fprintf(stderr, "orrery: %s\n", error.what());
-    return orrery::cli::exit_status(error.kind());
+    return ended(error.what(), orrery::cli::exit_status(error.kind()));
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "orrery: %s\n", error.what());
-    return 1;
+    return ended(error.what(), 1);
   }
 }

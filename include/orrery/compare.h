@@ -26,11 +26,12 @@ struct StrategyOutcome {
   std::string name;
   std::string attention;
   double denoise_seconds = 0;
-  double speed_up = 1;      // the first's time over this one's
-  double kept_share = 1;    // of key blocks over the run: kept_share() of request.h
-  double latent_error = 0;  // relative, of the final latents
-  double psnr = 0;          // dB, of the frames; infinite for equal ones
-  double ssim = 1;          // of luma, 11 x 11 Gaussian window
+  double processor_seconds = 0;  // of denoising, all threads; the least of the runs
+  double speed_up = 1;           // the first's time over this one's
+  double kept_share = 1;         // of key blocks over the run: kept_share() of request.h
+  double latent_error = 0;       // relative, of the final latents
+  double psnr = 0;               // dB, of the frames; infinite for equal ones
+  double ssim = 1;               // of luma, 11 x 11 Gaussian window
   Result result;
 };
 

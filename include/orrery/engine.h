@@ -14,6 +14,8 @@
 
 namespace orrery {
 
+class Job;  // job.h
+
 // A low-rank adapter to merge into the transformer when it is loaded.
 struct LoraFile {
   std::filesystem::path file;
@@ -33,6 +35,11 @@ struct EngineOptions {
   // A shell command that approves prompts and frames (docs/modes.md); empty: none.
   std::string guardrail;
   double guardrail_timeout = 300;  // seconds a verdict may take
+  // Ranks that share one request (docs/parallelism.md): tp cuts the weights, cp the generation sequence, cfg
+  // shares out the branches of the guidance. Their product is the number of ranks.
+  int tp_degree = 1, cp_degree = 1, cfg_degree = 1;
+  // Ranks are the processes of this job; null, or a job of one: threads of this process.
+  const Job* job = nullptr;
   bool profile = false;            // time every operation for the report (slows CUDA down)
   std::function<void(const std::string&)> log;  // notices, one sentence each; may be empty
 };
@@ -54,6 +61,7 @@ struct Plan {
   int64_t state_bytes = 0;        // latents, solver history, text caches, tables
   int64_t tokens = 0;             // generation tokens
   int64_t text_tokens = 0;        // conditional branch
+  int ranks = 1;                  // that share the request; all numbers are those of rank 0
 };
 
 // One checkpoint on one device. Not thread-safe: one generate() at a time. Settings of one request never
@@ -66,7 +74,8 @@ class Engine {
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
 
-  // Stops within one step when `stop` is requested: Error{cancelled}.
+  // Stops within one step when `stop` is requested: Error{cancelled}. With several ranks `progress` is called on
+  // the thread of rank 0, and processes of other ranks get an empty Result.
   Result generate(const Request& request, const ProgressCallback& progress = {}, std::stop_token stop = {});
 
   // Replaces the strategy of later requests; weights stay. As at open(), its presets are tried first, and
@@ -79,18 +88,21 @@ class Engine {
   std::string describe(const Request& request) const;
 
  private:
-  struct State;
-  explicit Engine(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  struct State;  // of one rank
+  struct Ranks;  // those of this process
+  explicit Engine(std::unique_ptr<Ranks> ranks);
+  std::unique_ptr<Ranks> ranks_;
 };
 
 // What a request will make.
 struct Outline {
   int64_t frames = 0, height = 0, width = 0;
   std::string summary;
+  std::string fingerprint;  // equal for equal requests and options, on any machine
 };
-// Throws Error with a sentence when the request cannot run on this model. Reads configs and tokenizer only.
-Outline check_request(const std::filesystem::path& model, const Request& request);
+// Throws Error with a sentence when the request cannot run on this model with these options. Reads configs and
+// tokenizer only.
+Outline check_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options = {});
 
 // Memory, flops and floor; reads no weight.
 Plan plan_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options = {});

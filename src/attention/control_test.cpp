@@ -32,9 +32,11 @@ CallShape streams(int64_t count) {
 CallData only(const CallData& data, int64_t count, int64_t i) {
   CallData part(streams(1));
   const auto pick = [&](const Tensor& from, Tensor& to) {
-    const int64_t row = from.view.dim(1) * from.view.dim(2), rest = from.view.dim(0) - count * kEach;
+    const int64_t row = from.view.dim(1) * from.view.dim(2),
+                  rest = from.view.dim(0) - count * kEach;
     std::copy_n(from.view.as<float>() + i * kEach * row, kEach * row, to.view.as<float>());
-    std::copy_n(from.view.as<float>() + count * kEach * row, rest * row, to.view.as<float>() + kEach * row);
+    std::copy_n(from.view.as<float>() + count * kEach * row, rest * row,
+                to.view.as<float>() + kEach * row);
   };
   pick(data.q, part.q), pick(data.k, part.k), pick(data.v, part.v);
   for (auto [from, to] : {std::pair{&data.und_k, &part.und_k}, {&data.und_v, &part.und_v}}) {
@@ -45,8 +47,8 @@ CallData only(const CallData& data, int64_t count, int64_t i) {
 
 class ControlStreams : public ::testing::Test {
  protected:
-  std::vector<float> run(const AttentionStrategy& strategy, const CallData& data, std::vector<float> weights,
-                         const AttentionSite& site = kWeighted) {
+  std::vector<float> run(const AttentionStrategy& strategy, const CallData& data,
+                         std::vector<float> weights, const AttentionSite& site = kWeighted) {
     Attention attention(*backend_, strategy, data.shape.sequence, data.shape.head_dim);
     if (!weights.empty()) attention.set_control_weights(std::move(weights));
     attention.set_recording(true);
@@ -63,7 +65,8 @@ class ControlStreams : public ::testing::Test {
 
 // What the specification says, put together from calls with one stream each.
 TEST_F(ControlStreams, AreWeighedWhereTheyMeet) {
-  for (const std::vector<float>& weights : {std::vector<float>{0.25f, 0.75f}, {0, 1}, {0.5f, 0.2f, 0.3f}}) {
+  for (const std::vector<float>& weights :
+       {std::vector<float>{0.25f, 0.75f}, {0, 1}, {0.5f, 0.2f, 0.3f}}) {
     const auto count = static_cast<int64_t>(weights.size());
     const CallData data(streams(count));
     const int64_t row = data.q.view.dim(1) * data.q.view.dim(2), size = data.shape.sequence.size();
@@ -96,12 +99,14 @@ TEST_F(ControlStreams, WeightsReachTheResult) {
   EXPECT_NE(run(dense_, data, {1, 0}), run(dense_, data, {0, 1}));
 }
 
-// Blocks that one stream chose are not those of another, whether or not they are kept for later steps.
+// Blocks that one stream chose are not those of another, whether or not they are kept for later
+// steps.
 TEST_F(ControlStreams, ChooseTheirBlocksSeparately) {
   for (int reuse : {1, 2}) {
     const std::string method = testing::block_sparse(
-        concat(R"({"name": "block_topk", "config": {"target_sparsity": 0.5}, "reuse_steps": )", reuse, "}"), "native",
-        16, 16);
+        concat(R"({"name": "block_topk", "config": {"target_sparsity": 0.5}, "reuse_steps": )",
+               reuse, "}"),
+        "native", 16, 16);
     const AttentionStrategy strategy =
         testing::strategy_of(R"({"per_role": {"cosmos3.gen_multi_control": )" + method + "}}");
     const CallData data(streams(2));
@@ -109,17 +114,23 @@ TEST_F(ControlStreams, ChooseTheirBlocksSeparately) {
     const int64_t row = data.q.view.dim(1) * data.q.view.dim(2);
     for (int64_t i = 0; i < 2; ++i) {
       const std::vector<float> one = run(strategy, only(data, 2, i), {1.0f});
-      EXPECT_TRUE(std::equal(one.begin(), one.begin() + kEach * row, got.begin() + i * kEach * row)) << i << reuse;
+      EXPECT_TRUE(std::equal(one.begin(), one.begin() + kEach * row, got.begin() + i * kEach * row))
+          << i << reuse;
     }
   }
 }
 
 TEST_F(ControlStreams, RefusesWeightsThatDoNotSumToOne) {
   Attention attention(*backend_, dense_, streams(2).sequence, 16);
-  expect_error(ErrorKind::invalid_argument, {"sum to 2"}, [&] { attention.set_control_weights({1, 1}); });
-  expect_error(ErrorKind::invalid_argument, {"-1"}, [&] { attention.set_control_weights({2, -1}); });
-  expect_error(ErrorKind::invalid_argument, {"5 weighted streams"},
-               [&] { attention.set_control_weights({0.2f, 0.2f, 0.2f, 0.2f, 0.2f}); });
+  expect_error(ErrorKind::invalid_argument, {"sum to 2"}, [&] {
+    attention.set_control_weights({1, 1});
+  });
+  expect_error(ErrorKind::invalid_argument, {"-1"}, [&] {
+    attention.set_control_weights({2, -1});
+  });
+  expect_error(ErrorKind::invalid_argument, {"5 weighted streams"}, [&] {
+    attention.set_control_weights({0.2f, 0.2f, 0.2f, 0.2f, 0.2f});
+  });
   EXPECT_EQ(attention.generation_role(), AttentionRole::gen);
   attention.set_control_weights({0.5f, 0.5f});
   EXPECT_EQ(attention.generation_role(), AttentionRole::gen_multi_control);

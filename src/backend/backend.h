@@ -76,7 +76,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual DeviceKind device() const = 0;
-  virtual std::string description() const = 0;  // "cpu: 2 threads, avx2, oneDNN 2.6.3"
+  virtual std::string description() const = 0;  // "cpu: 2 threads, avx2"
 
   // --- memory -------------------------------------------------------------------------------
   virtual Buffer allocate(size_t bytes) = 0;

@@ -75,11 +75,13 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
+// OpenMP already knows both.
+int default_threads() { return omp_get_max_threads(); }
+
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   require(options.num_threads >= 0, "cpu: num_threads is ", options.num_threads,
           ", expected 0 (all) or more");
-  // OpenMP already knows OMP_NUM_THREADS and the cores this process may use.
-  const int threads = options.num_threads > 0 ? options.num_threads : omp_get_max_threads();
+  const int threads = options.num_threads > 0 ? options.num_threads : default_threads();
   return std::make_unique<CpuBackend>(choose_kernels(options.kernels), threads);
 }
 

@@ -14,6 +14,9 @@ struct CpuOptions {
   std::string kernels;  // "generic", "avx2" or "avx512"; empty: the best this CPU runs
 };
 
+// Threads of a backend that is told nothing: OMP_NUM_THREADS, else the cores this process may use.
+int default_threads();
+
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
 
 }  // namespace orrery::cpu

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -35,15 +36,16 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_size(comm_, &size_);
   }
   ~MpiCommunicator() override {
-    if (comm_ != MPI_COMM_WORLD) MPI_Comm_free(&comm_);
+    // Freeing may wait for the other ranks. One that has failed does not: the job is about to end.
+    if (comm_ != MPI_COMM_WORLD && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
   }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  // Each rank adds up its slice of a piece in rank order and hands the sum to all: the order does not
-  // depend on the MPI library, and every rank has the same bytes.
+  // Each rank adds up its slice of a piece in rank order and hands the sum to all: the order does
+  // not depend on the MPI library, and every rank has the same bytes.
   void all_reduce(MutView x) override {
     require_host("all_reduce", x);
     require(x.dtype == DType::f32 || x.dtype == DType::bf16, "all_reduce: cannot add ",

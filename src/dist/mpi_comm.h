@@ -8,8 +8,8 @@
 
 namespace orrery {
 
-// How many processes the launcher of this one started (read from what it left in the environment); 1
-// without a launcher.
+// How many processes the launcher of this one started (read from what it left in the environment);
+// 1 without a launcher.
 int mpi_job_size();
 
 class MpiWorld : public World {

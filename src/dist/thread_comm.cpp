@@ -64,7 +64,11 @@ class ThreadWorld::Group {
       std::unique_lock lock(shared_.mutex);
       const int64_t round = arrive(member);
       shared_.changed.wait(lock, [&] { return round_ != round || gone(); });
-      if (round_ == round) refuse(mine);
+      if (round_ == round) {
+        // Whoever comes later must not count on this member.
+        here_[static_cast<size_t>(member)] = false;
+        refuse(mine);
+      }
     }
     for (int other = 0; other < size(); ++other) {
       const Offer& theirs = offer(other);

@@ -139,6 +139,39 @@ TEST(ThreadComm, AFailingRankReleasesTheOthers) {
   EXPECT_EQ(seen[2], "rank 1 failed: layer 7 holds a NaN");
 }
 
+// A failure elsewhere: a group whose members arrive before and after it must not get stuck
+// half-way.
+TEST(ThreadComm, AFailureOutsideTheGroupReleasesEarlyAndLateMembers) {
+  ThreadWorld world(3);
+  try {
+    world.run([&](int rank) {
+      const auto pause = [](int milliseconds) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      };
+      if (rank == 2) {
+        pause(30);
+        fail(ErrorKind::numeric, "elsewhere");
+      }
+      const auto pair = world.group(rank, {0, 1});
+      if (rank == 1) pause(90);
+      pair->barrier();
+    });
+    FAIL() << "the failure was lost";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "elsewhere");
+  }
+  // Nothing of it is left for the next run.
+  world.run([&](int rank) {
+    const auto everyone = world.group(rank, all(3));
+    const auto pair = rank < 2 ? world.group(rank, {0, 1}) : world.group(rank, {2});
+    const Tensor x = allocate_host_tensor({1}, DType::f32);
+    x.view.as<float>()[0] = float(1 << rank);
+    pair->all_reduce(x.view);
+    EXPECT_EQ(x.view.as<float>()[0], rank < 2 ? 3.0f : 4.0f);
+    everyone->barrier();
+  });
+}
+
 TEST(ThreadComm, ARankThatLeavesEarlyIsAFailure) {
   ThreadWorld world(2);
   try {

@@ -1,31 +1,60 @@
 // The composition root: the only file that names backends.
 #include "engine/backends.h"
 
+#include <fstream>
+#include <limits>
 #include <optional>
+#include <string>
 
 #include "base/error.h"
 #include "cpu/cpu_backend.h"
 #include "cuda/cuda_backend.h"
+#include "dist/nccl_comm.h"
 
 namespace orrery {
 
+namespace {
+
+// "auto" is CUDA where this build has it.
+std::string chosen(const std::string& device) {
+  if (device != "auto") return device;
+  return cuda::is_cuda_built() ? "cuda" : "cpu";
+}
+
+// The number of "cuda" or "cuda:N"; empty for anything else.
+std::optional<int> cuda_index(const std::string& device) {
+  if (device == "cuda") return 0;
+  if (!device.starts_with("cuda:")) return std::nullopt;
+  const std::string number = device.substr(5);
+  const bool is_number = !number.empty() && number.size() < 4 &&
+                         number.find_first_not_of("0123456789") == std::string::npos;
+  require(is_number, "device \"", device, "\": expected a number after the colon, as in cuda:0");
+  return std::stoi(number);
+}
+
+}  // namespace
+
 std::unique_ptr<Backend> make_backend(const EngineOptions& options) {
-  std::string device = options.device;
-  if (device == "auto") device = cuda::is_cuda_built() ? "cuda" : "cpu";
+  const std::string device = chosen(options.device);
   cpu::CpuOptions cpu_options;
   cpu_options.num_threads = options.num_threads;
   if (device == "cpu") return cpu::make_cpu_backend(cpu_options);
-  if (device == "cuda") return cuda::make_cuda_backend({});
-  if (device.starts_with("cuda:")) {
-    int index = -1;
-    const std::string number = device.substr(5);
-    if (!number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos) {
-      index = std::stoi(number);
-    }
-    require(index >= 0, "device \"", options.device, "\": expected a number after the colon, as in cuda:0");
-    return cuda::make_cuda_backend({index});
-  }
+  if (const std::optional<int> index = cuda_index(device)) return cuda::make_cuda_backend({*index});
   fail(ErrorKind::invalid_argument, "device \"", options.device, "\" is not known; it is cpu, cuda, cuda:N or auto");
+}
+
+int cpu_threads(const EngineOptions& options) {
+  return options.num_threads > 0 ? options.num_threads : cpu::default_threads();
+}
+
+std::string device_after(const std::string& device, int index) {
+  const std::optional<int> first = cuda_index(chosen(device));
+  return first ? concat("cuda:", *first + index) : device;
+}
+
+std::unique_ptr<Communicator> make_device_communicator(Communicator& host, const Backend& backend,
+                                                       const std::string& device) {
+  return make_nccl_communicator(host, cuda::stream_of(backend), cuda_index(chosen(device)).value_or(0));
 }
 
 DType activation_type(const EngineOptions& options, const Backend& backend) {
@@ -33,6 +62,16 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
   if (options.dtype == "bf16") return DType::bf16;
   require(options.dtype == "auto", "dtype \"", options.dtype, "\" is not known; it is fp32, bf16 or auto");
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
+}
+
+int64_t available_memory(const Backend& backend) {
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+  if (backend.device() == DeviceKind::cuda) return static_cast<int64_t>(cuda::device_memory().free);
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
+  }
+  return kUnknown;
 }
 
 AttentionInventory inventory_of(const TransformerConfig& config) {

@@ -6,14 +6,25 @@
 
 #include "attention/strategy.h"
 #include "backend/backend.h"
+#include "dist/communicator.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
 
 namespace orrery {
 
 std::unique_ptr<Backend> make_backend(const EngineOptions& options);
+// CPU threads that the options come to.
+int cpu_threads(const EngineOptions& options);
+// The device `index` places after `device` ("cuda" after 2: "cuda:2"); "cpu" is the same everywhere.
+std::string device_after(const std::string& device, int index);
+// The group of `host` for memory of this backend, which runs on `device`.
+std::unique_ptr<Communicator> make_device_communicator(Communicator& host, const Backend& backend,
+                                                       const std::string& device);
 // fp32 on the CPU and bf16 on a device, unless the options say otherwise.
 DType activation_type(const EngineOptions& options, const Backend& backend);
+
+// Bytes that an allocation on this backend could have now; the largest number when that is not known.
+int64_t available_memory(const Backend& backend);
 
 AttentionInventory inventory_of(const TransformerConfig& config);
 // `attention`: JSON text, a file, "dense", or empty; `checkpoint`: the strategy it carries, or null.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <ctime>
 
 #include "attention/describe.h"
 #include "attention/warm_up.h"
@@ -9,6 +10,7 @@
 #include "engine/backends.h"
 #include "engine/guardrail.h"
 #include "engine/measure.h"
+#include "engine/ranks.h"
 #include "engine/report.h"
 #include "engine/run.h"
 #include "engine/settings.h"
@@ -52,9 +54,10 @@ struct Engine::State {
   std::unique_ptr<Vae> vae;
   std::unique_ptr<SoundDecoder> sound;
   WeightStore und_weights, gen_weights, vae_weights;
+  MeshGroups groups;
   double open_seconds = 0;
 
-  State(const std::filesystem::path& model, const EngineOptions& given);
+  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank);
   void load();
   void use(AttentionStrategy chosen);
   bool warms_up() const;
@@ -64,14 +67,15 @@ struct Engine::State {
   }
 };
 
-Engine::State::State(const std::filesystem::path& model, const EngineOptions& given)
+Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank)
     : path(model),
       options(given),
       checkpoint(read_checkpoint(model)),
       tokenizer(Tokenizer::load(model / "text_tokenizer")),
       backend(make_backend(given)),
       dtype(activation_type(given, *backend)),
-      strategy(strategy_of(checkpoint, given.attention)) {
+      strategy(strategy_of(checkpoint, given.attention)),
+      groups(connect(world, given, rank, *backend)) {
   require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
           options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
@@ -104,6 +108,9 @@ void Engine::State::load() {
   LoadOptions of;
   if (backend->device() != DeviceKind::cpu) of.dtype = dtype;
   of.ignored = Transformer::is_unused;
+  of.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
+  // One rank for each slice looks at its numbers; a fault ends all.
+  of.check_finite = groups.place().cp == 0 && groups.place().cfg == 0;
   const Safetensors files = Safetensors::open_folder(path / "transformer");
   const VisitFunction und = [&](WeightVisitor& v) { transformer->visit_und(v); };
   const VisitFunction gen = [&](WeightVisitor& v) { transformer->visit_gen(v); };
@@ -120,6 +127,8 @@ void Engine::State::load() {
 
   of.ignored = {};
   of.adapt = {};
+  of.shard = {};
+  of.check_finite = groups.leads();
   vae_weights = load_weights(*backend, Safetensors::open_folder(path / "vae"),
                              [&](WeightVisitor& v) { vae->visit(v); }, of);
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
@@ -129,31 +138,66 @@ void Engine::State::load() {
 }
 
 Placement Engine::State::placement(const Request& request) const {
-  return {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}};
+  return {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, groups.mesh, groups.rank};
 }
 
-Engine::Engine(std::unique_ptr<State> state) : state_(std::move(state)) {}
+struct Engine::Ranks {
+  std::shared_ptr<World> world;  // outlives the states' groups
+  std::vector<std::unique_ptr<State>> states;
+
+  State& first() { return *states.front(); }
+  // The request on one rank; empty where another one leads.
+  static Result generate(State& state, const Request& request, const ProgressCallback& progress,
+                         std::stop_token stop);
+  // body(rank, its place in `states`) on every rank of this process. When one fails, no other waits for it.
+  void run(const std::function<void(int rank, size_t place)>& body) {
+    const int begin = world->local().front();
+    world->run([&](int rank) {
+      try {
+        body(rank, static_cast<size_t>(rank - begin));
+      } catch (...) {
+        for (const auto& state : states) {
+          if (state) abort(state->groups);
+        }
+        throw;
+      }
+    });
+  }
+};
+
+Engine::Engine(std::unique_ptr<Ranks> ranks) : ranks_(std::move(ranks)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
 
 Engine Engine::open(const std::filesystem::path& model, const EngineOptions& options) {
   const auto start = Clock::now();
-  auto state = std::make_unique<State>(model, options);
-  state->open_seconds = seconds_since(start);
-  return Engine(std::move(state));
+  check_mesh(options, read_checkpoint(model).transformer);
+  auto ranks = std::make_unique<Ranks>();
+  ranks->world = make_world(options);
+  ranks->states.resize(ranks->world->local().size());
+  ranks->run([&](int rank, size_t place) {
+    World& world = *ranks->world;
+    ranks->states[place] = std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank);
+  });
+  for (const auto& state : ranks->states) state->open_seconds = seconds_since(start);
+  return Engine(std::move(ranks));
 }
 
 
 void Engine::use_attention(const std::string& attention) {
-  state_->use(strategy_of(state_->checkpoint, attention));
+  for (const auto& state : ranks_->states) state->use(strategy_of(state->checkpoint, attention));
 }
 
-std::string Engine::device_description() const { return state_->backend->description(); }
-double Engine::open_seconds() const { return state_->open_seconds; }
+std::string Engine::device_description() const {
+  const std::string one = ranks_->first().backend->description();
+  const int count = ranks_->world->size();
+  return count == 1 ? one : concat(count, " ranks, each ", one);
+}
+double Engine::open_seconds() const { return ranks_->first().open_seconds; }
 
 std::string Engine::describe(const Request& request) const {
-  return concat(summary(resolve(request, state_->checkpoint)), ", ", name_of(state_->dtype));
+  return concat(summary(resolve(request, ranks_->first().checkpoint)), ", ", name_of(ranks_->first().dtype));
 }
 
 namespace {
@@ -175,11 +219,13 @@ class Stages {
     name_ = name;
     total_ = total;
     start_ = Clock::now();
+    const std::clock_t processor = std::clock();
     backend_.reset_stats();
     report(0);
     body();
     backend_.synchronize();
-    record_.stages.push_back({name, seconds_since(start_), total_flops(backend_.stats())});
+    record_.stages.push_back({name, seconds_since(start_), total_flops(backend_.stats()),
+                              static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC});
     for (const auto& [op, stats] : backend_.stats()) {
       if (stats.seconds == 0) continue;
       OpStats& sum = record_.operations[op];
@@ -280,9 +326,24 @@ class ChunkFrames {
 }  // namespace
 
 Result Engine::generate(const Request& request, const ProgressCallback& progress, std::stop_token stop) {
-  State& state = *state_;
+  const ProgressCallback silent;
+  std::vector<Result> results(ranks_->states.size());
+  ranks_->run([&](int rank, size_t place) {
+    results[place] = Ranks::generate(*ranks_->states[place], request, rank == 0 ? progress : silent, stop);
+  });
+  return std::move(results.front());
+}
+
+namespace {
+// What a run allocates beside the weights, which are there already.
+int64_t needed(const Plan& plan) { return plan.activation_bytes + plan.state_bytes; }
+}  // namespace
+
+Result Engine::Ranks::generate(State& state, const Request& request, const ProgressCallback& progress,
+                               std::stop_token stop) {
   Backend& backend = *state.backend;
   const Settings settings = resolve(request, state.checkpoint);
+  check_mesh(state.options, state.checkpoint.transformer, &settings);
   for (const std::string& sentence : settings.notices) state.notice(sentence);
 
   const Guardrail guardrail(state.options.guardrail, state.options.guardrail_timeout);
@@ -293,13 +354,16 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
 
   RunRecord record;
   record.open_seconds = state.open_seconds;
+  record.mesh = state.groups.mesh;
   record.device = backend.description();
   record.dtype = name_of(state.dtype);
   record.attention_source = state.strategy.source();
   record.lora = state.options.lora;
   Stages stages(backend, record, progress, std::move(stop));
   const auto waiting = [&] { stages.report(0); };
-  if (guardrail.is_set()) stages.run("guardrail", 1, [&] { guardrail.check_prompt(request, waiting); });
+  // Rank 0 speaks for all: it asks the guardrail, decodes what comes out and writes the report.
+  const bool leads = state.groups.leads();
+  if (guardrail.is_set() && leads) stages.run("guardrail", 1, [&] { guardrail.check_prompt(request, waiting); });
 
   Result result;
   std::optional<Arena> arena;
@@ -309,12 +373,24 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
     auto ids = prompt_lists(state.checkpoint, state.tokenizer, settings);
     record.text_tokens = static_cast<int64_t>(ids.front().size());
     if (ids.size() > 1) record.negative_tokens = static_cast<int64_t>(ids.back().size());
-    const Plan plan = measure(state.checkpoint, settings, state.strategy, ids, state.placement(request));
+    Placement placement = state.placement(request);
+    Plan plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
+    const int64_t available = available_memory(backend);
+    if (needed(plan) > available && !placement.tiling.enabled && state.groups.mesh.world() == 1) {
+      placement.tiling.enabled = true;
+      const int64_t whole = needed(plan);
+      plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
+      state.notice(concat("the VAE works in tiles: whole frames would need ", whole / 1000000, " MB, ",
+                          available / 1000000, " are free"));
+    }
+    require(needed(plan) <= available, ErrorKind::out_of_memory, "this request needs ", needed(plan) / 1000000,
+            " MB beside the weights, but ", available / 1000000,
+            " are free; ask for fewer frames or a smaller size");
     record.arena_bytes = plan.activation_bytes;
     record.weight_bytes = state.und_weights.bytes() + state.gen_weights.bytes() + state.vae_weights.bytes();
     arena.emplace(backend.allocate(static_cast<size_t>(plan.activation_bytes)));
     run.emplace(Networks{*state.transformer, *state.vae, state.sound.get()}, *arena, settings, state.strategy,
-                std::move(ids), VaeTiling{request.vae_tiling});
+                std::move(ids), placement.tiling, &state.groups);
     run->set_recording(true);
     record.generation_tokens = run->attention().sequence().size();
     backend.set_profiling(state.options.profile);
@@ -341,11 +417,14 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
     stages.run("denoise", steps, [&] {
       for (int i = 0; i < steps; ++i) {
         const auto begin = Clock::now();
-        run->step(i, &*noise);
+        const WarmUpTarget target{state.strategy.layout_at(i, steps), run->attention().generation_role()};
+        warm_up.exercise(target, [&] { run->step(i, &*noise); });
         record.step_seconds.push_back(seconds_since(begin));
         stages.report(i + 1);
       }
     });
+    // The next chunk takes over decoded frames: then every rank decodes them, to the same bytes.
+    if (!leads && chunk + 1 == settings.chunks()) return {};
     const int64_t fresh = settings.frames - result.frames.count;
     stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
       ChunkFrames made(settings, chunk, result.frames);
@@ -382,22 +461,25 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   return result;
 }
 
-Outline check_request(const std::filesystem::path& model, const Request& request) {
+Outline check_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options) {
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
+  check_mesh(options, checkpoint.transformer, &settings);
   prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
-  return {settings.frames, settings.height, settings.width, summary(settings)};
+  return {settings.frames, settings.height, settings.width, summary(settings),
+          fingerprint(request, settings, options)};
 }
 
 Plan plan_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options) {
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
+  check_mesh(options, checkpoint.transformer, &settings);
   auto ids = prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
   const std::unique_ptr<Backend> backend = make_backend(options);
   const DType dtype = activation_type(options, *backend);
   const AttentionStrategy strategy = strategy_of(checkpoint, options.attention);
   Plan plan = measure(checkpoint, settings, strategy, std::move(ids),
-                      {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}});
+                      {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, mesh_of(options), 0});
   plan.summary = summary(settings);
   const double rate = gemm_ceiling(*backend, dtype);
   plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9), " GFLOP/s, the rate of one large ",

@@ -45,8 +45,8 @@ class Descriptor {
   int fd_;
 };
 
-// A file without a name that holds `parts`, at its beginning. A pipe would need a second thread or a
-// signal handler here; a file can be read at leisure, or not at all.
+// A file without a name that holds `parts`, at its beginning. A pipe would need a second thread or
+// a signal handler here; a file can be read at leisure, or not at all.
 Descriptor input_file(std::initializer_list<std::string_view> parts) {
   std::string path = (std::filesystem::temp_directory_path() / "orrery-guardrail-XXXXXX").string();
   Descriptor file(mkostemp(path.data(), O_CLOEXEC));
@@ -57,7 +57,8 @@ Descriptor input_file(std::initializer_list<std::string_view> parts) {
     while (!part.empty()) {
       const ssize_t n = write(file.get(), part.data(), part.size());
       if (n < 0 && errno == EINTR) continue;
-      require(n > 0, "guardrail: cannot write the temporary file for the command: ", std::strerror(errno));
+      require(n > 0,
+              "guardrail: cannot write the temporary file for the command: ", std::strerror(errno));
       part.remove_prefix(static_cast<size_t>(n));
     }
   }
@@ -78,8 +79,10 @@ class Child {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
     posix_spawnattr_setpgroup(&attributes, 0);
     const std::string script = command + " \"$@\"";
-    const std::array<const char*, 6> argv{"/bin/sh", "-c", script.c_str(), "guardrail", stage, nullptr};
-    const int error = posix_spawn(&pid_, "/bin/sh", &files, &attributes, const_cast<char**>(argv.data()), environ);
+    const std::array<const char*, 6> argv{"/bin/sh",   "-c",  script.c_str(),
+                                          "guardrail", stage, nullptr};
+    const int error = posix_spawn(&pid_, "/bin/sh", &files, &attributes,
+                                  const_cast<char**>(argv.data()), environ);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
     if (error != 0) pid_ = -1;
@@ -111,10 +114,11 @@ std::string excerpt(const std::string& text) {
 }
 
 // What the command printed, once it has ended with status 0.
-std::string answer_of(const std::string& command, const char* stage, const Descriptor& input, double timeout,
-                      const Guardrail::Waiting& waiting) {
+std::string answer_of(const std::string& command, const char* stage, const Descriptor& input,
+                      double timeout, const Guardrail::Waiting& waiting) {
   std::array<int, 2> ends{};
-  require(pipe2(ends.data(), O_CLOEXEC) == 0, "guardrail: cannot make a pipe: ", std::strerror(errno));
+  require(pipe2(ends.data(), O_CLOEXEC) == 0,
+          "guardrail: cannot make a pipe: ", std::strerror(errno));
   Descriptor from(ends[0]), to(ends[1]);
   Child child(command, stage, input.get(), to.get());
   to.close();
@@ -124,8 +128,9 @@ std::string answer_of(const std::string& command, const char* stage, const Descr
   for (bool open = true; open || !child.has_ended();) {
     waiting();
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    require(elapsed < timeout, "guardrail: the command gave no verdict on the ", stage, " within ", timeout,
-            " seconds; that is no approval. Raise --guardrail-timeout or mend \"", command, "\"");
+    require(elapsed < timeout, "guardrail: the command gave no verdict on the ", stage, " within ",
+            timeout, " seconds; that is no approval. Raise --guardrail-timeout or mend \"", command,
+            "\"");
     if (!open) {
       poll(nullptr, 0, kPollMilliseconds);
       continue;
@@ -137,14 +142,14 @@ std::string answer_of(const std::string& command, const char* stage, const Descr
     if (n < 0 && errno == EINTR) continue;
     open = n > 0;
     if (n > 0) answer.append(buffer.data(), static_cast<size_t>(n));
-    require(answer.size() <= kMaxAnswer, "guardrail: the command's answer on the ", stage, " is longer than ",
-            kMaxAnswer, " bytes; that is no verdict");
+    require(answer.size() <= kMaxAnswer, "guardrail: the command's answer on the ", stage,
+            " is longer than ", kMaxAnswer, " bytes; that is no verdict");
   }
   const int status = child.status();
-  require(!WIFSIGNALED(status), "guardrail: the command ended by signal ", WTERMSIG(status), " on the ", stage,
-          "; that is no approval (\"", command, "\")");
-  require(WEXITSTATUS(status) == 0, "guardrail: the command ended with status ", WEXITSTATUS(status), " on the ",
-          stage, "; that is no approval (\"", command, "\")");
+  require(!WIFSIGNALED(status), "guardrail: the command ended by signal ", WTERMSIG(status),
+          " on the ", stage, "; that is no approval (\"", command, "\")");
+  require(WEXITSTATUS(status) == 0, "guardrail: the command ended with status ",
+          WEXITSTATUS(status), " on the ", stage, "; that is no approval (\"", command, "\")");
   return answer;
 }
 
@@ -153,24 +158,30 @@ void require_approval(const std::string& answer, const char* stage) {
   try {
     const Json json = Json::parse(answer, "guardrail");
     verdict = json.at("verdict").as_string();
-    if (const Json* text = json.find("reason"); text != nullptr && text->is_string()) reason = text->as_string();
+    if (const Json* text = json.find("reason"); text != nullptr && text->is_string())
+      reason = text->as_string();
   } catch (const Error& error) {
-    fail(ErrorKind::invalid_argument, "guardrail: the command's answer on the ", stage, " is no verdict (",
-         error.what(), "); expected {\"verdict\": \"approved\"} or {\"verdict\": \"blocked\"}, got: ", excerpt(answer));
+    fail(ErrorKind::invalid_argument, "guardrail: the command's answer on the ", stage,
+         " is no verdict (", error.what(),
+         "); expected {\"verdict\": \"approved\"} or {\"verdict\": \"blocked\"}, got: ",
+         excerpt(answer));
   }
   if (verdict == kGuardrailApproved) return;
-  require(verdict == "blocked", "guardrail: the command's verdict on the ", stage, " is \"", excerpt(verdict),
-          "\"; expected approved or blocked");
-  fail(ErrorKind::invalid_argument, "guardrail: the ", stage, stage == std::string_view("frames") ? " are" : " is",
-       " blocked", reason.empty() ? "" : ": ", reason, "; nothing was written");
+  require(verdict == "blocked", "guardrail: the command's verdict on the ", stage, " is \"",
+          excerpt(verdict), "\"; expected approved or blocked");
+  fail(ErrorKind::invalid_argument, "guardrail: the ", stage,
+       stage == std::string_view("frames") ? " are" : " is", " blocked", reason.empty() ? "" : ": ",
+       reason, "; nothing was written");
 }
 
 }  // namespace
 
 Guardrail::Guardrail(std::string command, double timeout_seconds)
     : command_(std::move(command)), timeout_seconds_(timeout_seconds) {
-  require(std::isfinite(timeout_seconds) && timeout_seconds > 0, "guardrail: the timeout must be a positive number of "
-          "seconds, got ", timeout_seconds);
+  require(std::isfinite(timeout_seconds) && timeout_seconds > 0,
+          "guardrail: the timeout must be a positive number of "
+          "seconds, got ",
+          timeout_seconds);
 }
 
 void Guardrail::check_prompt(const Request& request, const Waiting& waiting) const {

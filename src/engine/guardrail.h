@@ -2,12 +2,13 @@
 // never a pass.
 //
 // The command runs in /bin/sh with one more argument, the stage:
-//   prompt  standard input is one line of JSON: {"stage":"prompt","prompt":...,"negative_prompt":...}
-//   frames  standard input is one line of JSON: {"stage":"frames","count":N,"height":H,"width":W,
+//   prompt  standard input is one line of JSON:
+//   {"stage":"prompt","prompt":...,"negative_prompt":...} frames  standard input is one line of
+//   JSON: {"stage":"frames","count":N,"height":H,"width":W,
 //           "fps":F}, then N * H * W * 3 bytes of RGB
-// Standard input is a file: it can be read twice. The command prints one JSON object with "verdict",
-// "approved" or "blocked", and perhaps "reason" on standard output, and exits with 0 either way.
-// Standard error is the user's. Nothing but this object is ever read as a verdict.
+// Standard input is a file: it can be read twice. The command prints one JSON object with
+// "verdict", "approved" or "blocked", and perhaps "reason" on standard output, and exits with 0
+// either way. Standard error is the user's. Nothing but this object is ever read as a verdict.
 #pragma once
 
 #include <functional>
@@ -26,10 +27,10 @@ class Guardrail {
   Guardrail(std::string command, double timeout_seconds);
 
   bool is_set() const { return !command_.empty(); }
-  // Each throws Error{invalid_argument} when the verdict is "blocked", and likewise when there is no
-  // verdict: the command cannot start, exits with another status than 0, is killed, says anything else,
-  // or takes longer than the timeout. `waiting` is called again and again until the verdict is there; when
-  // it throws, the command is ended.
+  // Each throws Error{invalid_argument} when the verdict is "blocked", and likewise when there is
+  // no verdict: the command cannot start, exits with another status than 0, is killed, says
+  // anything else, or takes longer than the timeout. `waiting` is called again and again until the
+  // verdict is there; when it throws, the command is ended.
   using Waiting = std::function<void()>;
   void check_prompt(const Request& request, const Waiting& waiting) const;
   void check_frames(const Frames& frames, double fps, const Waiting& waiting) const;

@@ -18,7 +18,8 @@ class GuardrailTest : public testing::Test {
   Request request_;
   // A shell script, called with the stage.
   std::string script(const std::string& body) const {
-    return "sh " + scratch_.write("guard" + std::to_string(scratch_.file_count()) + ".sh", body).string();
+    return "sh " +
+           scratch_.write("guard" + std::to_string(scratch_.file_count()) + ".sh", body).string();
   }
   static std::string says(const std::string& answer) { return "printf '%s' '" + answer + "'; :"; }
   void prompt(const std::string& command, double timeout = 30) const {
@@ -33,7 +34,8 @@ TEST_F(GuardrailTest, ReceivesPromptAndFrames) {
                                   "\nprintf '{\"verdict\": \"approved\"}'\n");
   prompt(keep);
   EXPECT_EQ(ScratchFolder::read(scratch_.path() / "in-prompt"),
-            "{\"stage\":\"prompt\",\"prompt\":\"5 * 3 = 15 \\\"box\\\"\\n\",\"negative_prompt\":\"blurry\"}\n");
+            "{\"stage\":\"prompt\",\"prompt\":\"5 * 3 = 15 "
+            "\\\"box\\\"\\n\",\"negative_prompt\":\"blurry\"}\n");
   Guardrail(keep, 30).check_frames(kFrames, 24, [] {});
   EXPECT_EQ(ScratchFolder::read(scratch_.path() / "in-frames"),
             "{\"stage\":\"frames\",\"count\":2,\"height\":1,\"width\":3,\"fps\":24.0}\n" +
@@ -41,7 +43,8 @@ TEST_F(GuardrailTest, ReceivesPromptAndFrames) {
 }
 
 TEST_F(GuardrailTest, BlockedIsAnErrorWithItsReason) {
-  expect_error(ErrorKind::invalid_argument, {"the prompt is blocked", "weapons", "nothing was written"},
+  expect_error(ErrorKind::invalid_argument,
+               {"the prompt is blocked", "weapons", "nothing was written"},
                [&] { prompt(says(R"({"verdict": "blocked", "reason": "weapons"})")); });
   expect_error(ErrorKind::invalid_argument, {"the frames are blocked"}, [&] {
     Guardrail(says(R"({"verdict": "blocked"})"), 30).check_frames(kFrames, 24, [] {});
@@ -99,8 +102,8 @@ TEST_F(GuardrailTest, StopsWhenAsked) {
 TEST_F(GuardrailTest, TextOfThePromptIsNeverAVerdict) {
   const std::string careful =
       script("if grep -q '\"verdict\\\\\"' ; then :; fi; printf '{\"verdict\": \"approved\"}'");
-  for (const char* text : {"a **box** on the floor", "5 * 3 = 15", "\x1b[31mblocked\x1b[0m", "$(exit 1) `false` \"; exit 1",
-                           "{\"verdict\": \"blocked\"}", ""}) {
+  for (const char* text : {"a **box** on the floor", "5 * 3 = 15", "\x1b[31mblocked\x1b[0m",
+                           "$(exit 1) `false` \"; exit 1", "{\"verdict\": \"blocked\"}", ""}) {
     request_.prompt = text;
     EXPECT_NO_THROW(prompt(careful)) << text;
   }

@@ -64,9 +64,11 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   DryRunBackend dry(placement.device, placement.fuses_weights);
   Transformer model(dry, checkpoint.transformer, placement.dtype);
   Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
+  const MeshGroups groups = make_absent_groups(placement.mesh, placement.rank);
   Plan plan;
   plan.weight_bytes = place_weights(
-      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, DType::bf16);
+      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, DType::bf16,
+      {groups.place().tp, groups.mesh.tp, nullptr});
   plan.weight_bytes += place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, DType::bf16);
 
   Arena arena = Arena::measuring(dry.device());
@@ -75,7 +77,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
     sound = std::make_unique<SoundDecoder>(
         dry, *checkpoint.sound, Safetensors::open_folder(checkpoint.folder.sound_tokenizer->folder));
   }
-  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids), placement.tiling);
+  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids), placement.tiling, &groups);
   const auto stage = [&](const char* name, int64_t calls, const auto& body) {
     dry.reset_stats();
     body();
@@ -116,6 +118,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
   plan.tokens = run.attention().sequence().size();
   plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
+  plan.ranks = placement.mesh.world();
   return plan;
 }
 

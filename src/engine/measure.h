@@ -3,6 +3,7 @@
 
 #include "attention/strategy.h"
 #include "backend/backend.h"
+#include "dist/mesh.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
 #include "text/tokenizer.h"
@@ -15,6 +16,8 @@ struct Placement {
   bool fuses_weights = false;
   DType dtype = DType::f32;
   VaeTiling tiling;
+  Mesh mesh;     // of the ranks that share it
+  int rank = 0;  // the one that is measured
 };
 
 // Conditional ids, then unconditional ones when guidance needs them.

@@ -190,6 +190,10 @@ std::string to_text(const AttentionUse& use) {
 Json report_json(const Request& request, const Settings& settings, const RunRecord& record) {
   Json out = Json::object();
   out.set("orrery", version())
+      .set("ranks", Json::object()
+                        .set("tp", record.mesh.tp)
+                        .set("cp", record.mesh.cp)
+                        .set("cfg", record.mesh.cfg))
       .set("device", record.device)
       .set("dtype", record.dtype)
       .set("settings", metadata_json(request, settings, record))
@@ -202,7 +206,10 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
   double total = record.open_seconds;
   for (const StageTime& stage : record.stages) {
     Json entry = Json::object();
-    entry.set("name", stage.name).set("seconds", stage.seconds).set("flops", stage.flops);
+    entry.set("name", stage.name)
+        .set("seconds", stage.seconds)
+        .set("processor_seconds", stage.processor_seconds)
+        .set("flops", stage.flops);
     if (stage.seconds > 0) entry.set("gflops_per_second", stage.flops / stage.seconds * 1e-9);
     stages.push(std::move(entry));
     total += stage.seconds;

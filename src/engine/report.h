@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "attention/warm_up.h"
 #include "base/json.h"
+#include "dist/mesh.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
 
@@ -16,6 +17,7 @@ struct StageTime {
   std::string name;
   double seconds = 0;
   double flops = 0;
+  double processor_seconds = 0;  // of all threads of this process
 };
 
 struct RunRecord {
@@ -25,6 +27,7 @@ struct RunRecord {
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
   int64_t weight_bytes = 0, arena_bytes = 0;
   double open_seconds = 0;
+  Mesh mesh;                       // of the ranks that shared the run; all else is of rank 0
   std::string device;
   std::string dtype;
   std::string attention_source;

@@ -33,14 +33,16 @@ bool all_finite(std::span<const float> values) {
 }  // namespace
 
 Run::Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
-         std::vector<std::vector<int64_t>> ids, VaeTiling tiling)
+         std::vector<std::vector<int64_t>> ids, VaeTiling tiling, const MeshGroups* groups)
     : networks_(networks),
       backend_(networks.transformer.backend()),
       arena_(arena),
       settings_(settings),
       tiling_(tiling),
+      groups_(groups),
+      cfg_(groups != nullptr ? groups->cfg.get() : nullptr),
       attention_(backend_, strategy, make_sequence(settings, networks.transformer, strategy.token_order(), true),
-                 networks.transformer.config().head_dim),
+                 networks.transformer.config().head_dim, groups != nullptr ? groups->cp.get() : nullptr),
       conditioning_(settings.conditioning) {
   for (auto& list : ids) branches_.push_back({std::move(list), {}});
   contexts_.push_back({"conditional", 0, true, 1.0, {}});
@@ -50,7 +52,8 @@ Run::Run(Networks networks, Arena& arena, const Settings& settings, const Attent
     if (settings.transfer->amplifies()) {
       plain_attention_.emplace(backend_, strategy,
                                make_sequence(settings, networks.transformer, strategy.token_order(), false),
-                               networks.transformer.config().head_dim);
+                               networks.transformer.config().head_dim,
+                               groups != nullptr ? groups->cp.get() : nullptr);
       contexts_.push_back({"control-free", 0, false, 0.0, {}});
     }
   }
@@ -61,15 +64,29 @@ Attention& Run::attention_of(const Context& context) {
   return context.sees_controls ? attention_ : *plain_attention_;
 }
 
+// The rank of the guidance group that evaluates a context.
+int Run::owner(size_t context) const {
+  return cfg_ != nullptr ? static_cast<int>(context) % cfg_->size() : 0;
+}
+
+bool Run::is_mine(size_t context) const { return cfg_ == nullptr || owner(context) == cfg_->rank(); }
+
 void Run::prefill() {
   Transformer& transformer = networks_.transformer;
   const TransformerConfig& config = transformer.config();
   const int64_t temporal = networks_.vae.config().scale_factor_temporal;
+  std::vector<bool> needed(branches_.size(), false);
+  for (size_t c = 0; c < contexts_.size(); ++c) {
+    if (is_mine(c)) needed[contexts_[c].branch] = true;
+  }
   for (size_t b = 0; b < branches_.size(); ++b) {
+    if (!needed[b]) continue;
     attention_.begin_branch(static_cast<int>(b));
     branches_[b].und = transformer.prefill(arena_, branches_[b].ids, attention_);
   }
-  for (Context& context : contexts_) {
+  for (size_t c = 0; c < contexts_.size(); ++c) {
+    if (!is_mine(c)) continue;
+    Context& context = contexts_[c];
     const Sequence& sequence = attention_of(context).sequence();
     const auto text = static_cast<int64_t>(branches_[context.branch].ids.size());
     Positions positions;
@@ -208,7 +225,20 @@ void Run::evaluate(size_t index, float timestep) {
 void Run::exercise(int layout) {
   attention_.begin_layout(layout);
   if (plain_attention_) plain_attention_->begin_layout(layout);
-  for (size_t c = 0; c < contexts_.size(); ++c) evaluate(c, settings_.schedule.timesteps.front());
+  for (size_t c = 0; c < contexts_.size(); ++c) {
+    if (is_mine(c)) evaluate(c, settings_.schedule.timesteps.front());
+  }
+}
+
+// Every rank of the guidance group gets what the others have evaluated: from here on all do the same.
+void Run::share_velocities(const std::function<bool(size_t)>& counts) {
+  if (cfg_ == nullptr || backend_.is_dry()) return;
+  for (Stream* stream : {&vision_, &sound_, &action_}) {
+    if (!*stream) continue;
+    for (size_t c = 0; c < contexts_.size(); ++c) {
+      if (counts(c)) cfg_->broadcast(stream->velocity[c].view, owner(c));
+    }
+  }
 }
 
 // What each context's velocity counts in the guided one.
@@ -232,8 +262,9 @@ void Run::step(int i, NormalGenerator* noise) {
   // A dry run sizes the step that evaluates everything.
   const auto counts = [&](size_t c) { return c == 0 || contexts_[c].factor != 0 || backend_.is_dry(); };
   for (size_t c = 0; c < contexts_.size(); ++c) {
-    if (counts(c)) evaluate(c, timestep);
+    if (counts(c) && is_mine(c)) evaluate(c, timestep);
   }
+  share_velocities(counts);
   for (Stream* stream : {&vision_, &sound_, &action_}) {
     if (!*stream || contexts_.size() < 2) continue;
     std::vector<Term> terms;
@@ -275,30 +306,51 @@ void Run::require_finite(int i, float timestep) {
   }
 }
 
-// Runs the step again with a probe after every layer: slow, but it happens once, before giving up.
+// The lowest of the values that the ranks of this run bring.
+float Run::lowest_of_ranks(float value) const {
+  if (groups_ == nullptr) return value;
+  for (Communicator* group : {groups_->tp.get(), groups_->cp.get(), groups_->cfg.get()}) {
+    if (group == nullptr) continue;
+    const Tensor mine = backend_.allocate_tensor({1}, DType::f32);
+    const Tensor all = backend_.allocate_tensor({group->size()}, DType::f32);
+    backend_.fill(mine.view, value);
+    group->all_gather(all.view, mine.view);
+    for (float other : download(all.view)) value = std::min(value, other);
+  }
+  return value;
+}
+
+// Runs the step again with a probe after every layer: slow, but it happens once, before giving up. Ranks that
+// share the run evaluate in step, whatever each has found.
 void Run::name_non_finite(int i, float timestep) {
-  std::string where;
   Transformer& transformer = networks_.transformer;
-  const char* context_name = "";
+  const int64_t layers = transformer.config().num_hidden_layers;
+  // Context, tower and layer as one number, in the order they run.
+  float first = INFINITY;
+  size_t context = 0;
   transformer.set_probe([&](Tower tower, int layer, View hidden) {
-    if (!where.empty()) return;
+    if (first != INFINITY) return;
     Tensor values = backend_.allocate_tensor(hidden.shape, DType::f32);
     backend_.copy(values.view, hidden);
     if (all_finite(download(values.view))) return;
-    where = concat("layer ", layer, " of the ", tower == Tower::und ? "text" : "generation", " tower, ",
-                   context_name, " branch");
+    const int64_t place = static_cast<int64_t>(context) * 2 + (tower == Tower::gen ? 1 : 0);
+    first = static_cast<float>(place * layers + layer);
   });
-  for (size_t c = 0; c < contexts_.size() && where.empty(); ++c) {
-    if (c > 0 && contexts_[c].factor == 0) continue;
-    context_name = contexts_[c].name;
-    transformer.prefill(arena_, branches_[contexts_[c].branch].ids, attention_);
-    if (where.empty()) evaluate(c, timestep);
+  for (context = 0; context < contexts_.size(); ++context) {
+    if ((context > 0 && contexts_[context].factor == 0) || !is_mine(context)) continue;
+    transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_);
+    evaluate(context, timestep);
   }
   transformer.set_probe({});
+  first = lowest_of_ranks(first);
+  std::string where = "the output head or the guidance sum";
+  if (first != INFINITY) {
+    const auto code = static_cast<int64_t>(first);
+    where = concat("layer ", code % layers, " of the ", code / layers % 2 == 0 ? "text" : "generation", " tower, ",
+                   contexts_[static_cast<size_t>(code / layers / 2)].name, " branch");
+  }
   fail(ErrorKind::numeric, "step ", i, " (timestep ", timestep, "): the velocity is not finite; first seen after ",
-       where.empty() ? "the output head or the guidance sum" : where,
-       ". The weights are damaged or overflow in ", name_of(transformer.dtype()),
-       "; nothing was written");
+       where, ". The weights are damaged or overflow in ", name_of(transformer.dtype()), "; nothing was written");
 }
 
 void Run::decode(const Vae::FrameSink& sink) { networks_.vae.decode(arena_, vision_.sample.view, tiling_, sink); }

@@ -12,6 +12,7 @@
 
 #include "attention/attention.h"
 #include "base/rng.h"
+#include "dist/world.h"
 #include "engine/settings.h"
 #include "model/scheduler.h"
 #include "model/sound.h"
@@ -34,9 +35,10 @@ struct Branch {
 
 class Run {
  public:
-  // `ids`: one list, or conditional and unconditional. The referenced objects outlive the run.
+  // `ids`: one list, or conditional and unconditional. `groups`: of the ranks that share the run, or null.
+  // The referenced objects outlive the run.
   Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
-      std::vector<std::vector<int64_t>> ids, VaeTiling tiling);
+      std::vector<std::vector<int64_t>> ids, VaeTiling tiling, const MeshGroups* groups = nullptr);
 
   // Text tower of every branch and the rotary tables of every context.
   void prefill();
@@ -93,9 +95,13 @@ class Run {
   Tensor encode_clip(std::span<const float> pixels, int64_t frames);
   bool any_noisy_frame() const;
   Attention& attention_of(const Context& context);
+  int owner(size_t context) const;
+  bool is_mine(size_t context) const;
+  void share_velocities(const std::function<bool(size_t)>& counts);
   void set_factors(float timestep);
   GenInput input(float timestep, bool with_controls) const;
   void evaluate(size_t context, float timestep);
+  float lowest_of_ranks(float value) const;
   void require_finite(int step, float timestep);
   [[noreturn]] void name_non_finite(int step, float timestep);
 
@@ -104,6 +110,8 @@ class Run {
   Arena& arena_;
   const Settings& settings_;
   VaeTiling tiling_;
+  const MeshGroups* groups_;
+  Communicator* cfg_;  // group that shares out the contexts, or null
   Attention attention_;
   std::optional<Attention> plain_attention_;  // without the controls
   std::vector<Branch> branches_;

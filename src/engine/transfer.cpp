@@ -18,24 +18,30 @@ struct Hint {
   TransferDefaults defaults;
 };
 // In the order in which controls stand in the sequence.
-constexpr std::array<Hint, 5> kHints{
-    {{"edge", {3, 1.5}}, {"blur", {3, 1.5}}, {"depth", {3, 1.5}}, {"seg", {3, 2}}, {"wsm", {1, 3}}}};
+constexpr std::array<Hint, 5> kHints{{{"edge", {3, 1.5}},
+                                      {"blur", {3, 1.5}},
+                                      {"depth", {3, 1.5}},
+                                      {"seg", {3, 2}},
+                                      {"wsm", {1, 3}}}};
 
 const Hint* find_hint(std::string_view name) {
-  const auto it = std::find_if(kHints.begin(), kHints.end(), [&](const Hint& hint) { return hint.name == name; });
+  const auto it = std::find_if(kHints.begin(), kHints.end(),
+                               [&](const Hint& hint) { return hint.name == name; });
   return it == kHints.end() ? nullptr : &*it;
 }
 
 TimestepInterval checked_interval(const std::optional<TimestepInterval>& given, const char* name) {
   if (!given) return {-INFINITY, INFINITY};
-  require(std::isfinite(given->begin) && std::isfinite(given->end) && given->begin <= given->end, name, " is [",
-          given->begin, ", ", given->end, "]; the first timestep must not be above the second");
+  require(std::isfinite(given->begin) && std::isfinite(given->end) && given->begin <= given->end,
+          name, " is [", given->begin, ", ", given->end,
+          "]; the first timestep must not be above the second");
   return *given;
 }
 
 // Every control in the reference's order, known, once, and not empty.
 void resolve_controls(const TransferRequest& transfer, TransferSettings& out) {
-  require(!transfer.controls.empty(), "transfer needs at least one control video (--control HINT=FILE)");
+  require(!transfer.controls.empty(),
+          "transfer needs at least one control video (--control HINT=FILE)");
   for (const Control& control : transfer.controls) {
     require(find_hint(control.hint) != nullptr, "control \"", control.hint,
             "\" is not known; it is edge, blur, depth, seg or wsm");
@@ -44,7 +50,8 @@ void resolve_controls(const TransferRequest& transfer, TransferSettings& out) {
   for (const Hint& hint : kHints) {
     for (size_t i = 0; i < transfer.controls.size(); ++i) {
       if (transfer.controls[i].hint != hint.name) continue;
-      require(out.hints.empty() || out.hints.back() != hint.name, "control ", hint.name, " is given twice");
+      require(out.hints.empty() || out.hints.back() != hint.name, "control ", hint.name,
+              " is given twice");
       out.hints.emplace_back(hint.name);
       out.order.push_back(i);
     }
@@ -61,8 +68,8 @@ void resolve_weights(const TransferRequest& transfer, TransferSettings& out) {
     require(!control.weight || !is_joint, "the control weight of ", control.hint,
             " has no meaning with joint attention; leave it out or use weighted attention");
     const double weight = control.weight.value_or(1.0);
-    require(std::isfinite(weight) && weight >= 0, "the control weight of ", control.hint, " is ", weight,
-            "; it must not be negative");
+    require(std::isfinite(weight) && weight >= 0, "the control weight of ", control.hint, " is ",
+            weight, "; it must not be negative");
     out.weights.push_back(static_cast<float>(weight));
     sum += weight;
   }
@@ -74,7 +81,8 @@ void resolve_weights(const TransferRequest& transfer, TransferSettings& out) {
 }  // namespace
 
 TransferDefaults transfer_defaults(const TransferRequest& transfer) {
-  const Hint* hint = transfer.controls.size() == 1 ? find_hint(transfer.controls.front().hint) : nullptr;
+  const Hint* hint =
+      transfer.controls.size() == 1 ? find_hint(transfer.controls.front().hint) : nullptr;
   return hint != nullptr ? hint->defaults : TransferDefaults{};
 }
 
@@ -85,8 +93,8 @@ ChunkPlan plan_chunks(int64_t total, int64_t wanted, int64_t overlap, int64_t te
   plan.stride = plan.chunk;
   if (total <= plan.chunk) return plan;
   plan.stride = plan.chunk - overlap;
-  require(overlap >= 0 && plan.stride > 0, "num_conditional_frames is ", overlap, "; it must be from 0 to ",
-          plan.chunk - 1, " for chunks of ", plan.chunk, " frames");
+  require(overlap >= 0 && plan.stride > 0, "num_conditional_frames is ", overlap,
+          "; it must be from 0 to ", plan.chunk - 1, " for chunks of ", plan.chunk, " frames");
   plan.count = 1 + (total - plan.chunk + plan.stride - 1) / plan.stride;
   return plan;
 }
@@ -107,9 +115,10 @@ std::vector<int64_t> back_and_forth(int64_t length, int64_t padded) {
 std::vector<int64_t> control_frames(const Settings& s, int64_t length, int64_t index) {
   const TransferSettings& t = *s.transfer;
   const std::vector<int64_t> whole = back_and_forth(length, std::max(s.frames, t.chunk));
-  const int64_t begin = index * t.stride, end = std::min(begin + t.chunk, std::max(s.frames, t.chunk));
+  const int64_t begin = index * t.stride, end = std::min(begin + t.chunk, s.frames);
   std::vector<int64_t> window;
-  for (int64_t i : back_and_forth(end - begin, t.chunk)) window.push_back(whole[static_cast<size_t>(begin + i)]);
+  for (int64_t i : back_and_forth(end - begin, t.chunk))
+    window.push_back(whole[static_cast<size_t>(begin + i)]);
   return window;
 }
 
@@ -141,7 +150,8 @@ Conditioning condition_first(int64_t frames, int64_t latent_frames, const VaeCon
 }
 
 Conditioning chunk_conditioning(const Settings& s, int64_t index, const VaeConfig& vae) {
-  return index == 0 ? s.conditioning : condition_first(s.transfer->conditional, s.latent_frames, vae);
+  return index == 0 ? s.conditioning
+                    : condition_first(s.transfer->conditional, s.latent_frames, vae);
 }
 
 GuidanceFactors transfer_guidance(const Settings& s, double timestep) {
@@ -163,28 +173,34 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
   resolve_weights(transfer, out);
   out.control_guidance = transfer.control_guidance.value_or(
       checkpoint.folder.is_distilled() ? 1.0 : transfer_defaults(transfer).control_guidance);
-  require(std::isfinite(out.control_guidance) && std::abs(out.control_guidance) <= 1e4, "control_guidance is ",
-          out.control_guidance, "; it must be a number of at most 10000");
+  require(std::isfinite(out.control_guidance) && std::abs(out.control_guidance) <= 1e4,
+          "control_guidance is ", out.control_guidance, "; it must be a number of at most 10000");
   out.guidance_interval = checked_interval(transfer.guidance_interval, "guidance_interval");
-  out.control_guidance_interval = checked_interval(transfer.control_guidance_interval, "control_guidance_interval");
+  out.control_guidance_interval =
+      checked_interval(transfer.control_guidance_interval, "control_guidance_interval");
 
   const int64_t available = transfer.controls[out.order.front()].video.count;
-  require(!request.num_frames || *request.num_frames >= 1, "num_frames must be at least 1, got ", *request.num_frames);
+  require(!request.num_frames || *request.num_frames >= 1, "num_frames must be at least 1, got ",
+          *request.num_frames);
   s.frames = std::min(available, request.num_frames.value_or(available));
-  require(s.frames <= kMaxFrames, "the first control has ", available, " frames; the limit is ", kMaxFrames,
-          ", set num_frames to take fewer");
+  require(s.frames <= kMaxFrames, "the first control has ", available, " frames; the limit is ",
+          kMaxFrames, ", set num_frames to take fewer");
   if (request.num_frames && *request.num_frames > s.frames) {
     s.notices.push_back(concat("num_frames ", *request.num_frames, " is more than the ", available,
-                               " frames of the ", out.hints.front(), " control: ", s.frames, " are made"));
+                               " frames of the ", out.hints.front(), " control: ", s.frames,
+                               " are made"));
   }
   s.requested_frames = s.frames;
-  s.height = checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
+  s.height =
+      checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
   s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
 
   const int64_t wanted = transfer.num_video_frames_per_chunk.value_or(s.frames);
   require(wanted >= 1, "num_video_frames_per_chunk must be at least 1, got ", wanted);
-  require(wanted <= kMaxFrames, "num_video_frames_per_chunk is ", wanted, "; the limit is ", kMaxFrames);
-  const ChunkPlan plan = plan_chunks(s.frames, wanted, transfer.num_conditional_frames, vae.scale_factor_temporal);
+  require(wanted <= kMaxFrames, "num_video_frames_per_chunk is ", wanted, "; the limit is ",
+          kMaxFrames);
+  const ChunkPlan plan =
+      plan_chunks(s.frames, wanted, transfer.num_conditional_frames, vae.scale_factor_temporal);
   out.chunk = plan.chunk;
   out.stride = plan.stride;
   out.chunks = plan.count;
@@ -194,14 +210,15 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
   require(first == 0 || request.video, "num_first_chunk_conditional_frames is ", first,
           ", but there is no video to take them from");
   require(first > 0 || !request.video,
-          "the video would have no effect: num_first_chunk_conditional_frames says how many of its frames are kept");
+          "the video would have no effect: num_first_chunk_conditional_frames says how many of its "
+          "frames are kept");
   require(!request.video || request.condition_video_keep == "first",
           "transfer keeps the first frames of a video; condition_video_keep cannot be \"",
           request.condition_video_keep, "\"");
   require(!request.video || request.video->count > 0, "the conditioning video has no frames");
   if (request.video) out.first_conditional = std::min({first, request.video->count, out.chunk});
-  require(!request.latents || out.chunks == 1, "latents can be given for one chunk only; this request has ",
-          out.chunks);
+  require(!request.latents || out.chunks == 1,
+          "latents can be given for one chunk only; this request has ", out.chunks);
 
   s.mode = Mode::transfer;
   s.latent_frames = vae.latent_frames(out.chunk);

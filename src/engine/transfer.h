@@ -1,5 +1,5 @@
-// Structural control (pipeline specification, section 9): which frames a chunk is made of, what it is
-// conditioned on and how its guidance is put together. Pure.
+// Structural control (pipeline specification, section 9): which frames a chunk is made of, what it
+// is conditioned on and how its guidance is put together. Pure.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct ChunkPlan {
 };
 ChunkPlan plan_chunks(int64_t total, int64_t wanted, int64_t overlap, int64_t temporal);
 
-// Frame indexes of a clip of `length` frames made `padded` long by running back and forth; the frame at
-// either turn is shown twice: 0 1 2 2 1 0 0 1 ...
+// Frame indexes of a clip of `length` frames made `padded` long by running back and forth; the
+// frame at either turn is shown twice: 0 1 2 2 1 0 0 1 ...
 std::vector<int64_t> back_and_forth(int64_t length, int64_t padded);
 
 // The frames of control `hint` that chunk `index` sees.
@@ -41,8 +41,8 @@ Conditioning condition_first(int64_t frames, int64_t latent_frames, const VaeCon
 // Of chunk `index`; that of the first is the settings' own.
 Conditioning chunk_conditioning(const Settings& settings, int64_t index, const VaeConfig& vae);
 
-// Factors of the three velocities at a timestep: with prompt and controls, with the prompt alone, with
-// the negative prompt and controls. A factor of 0 needs no evaluation.
+// Factors of the three velocities at a timestep: with prompt and controls, with the prompt alone,
+// with the negative prompt and controls. A factor of 0 needs no evaluation.
 struct GuidanceFactors {
   double full = 1, plain = 0, negative = 0;
 };

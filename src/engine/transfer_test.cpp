@@ -13,7 +13,8 @@ namespace {
 Frames clip(int64_t count, int64_t height = 16, int64_t width = 16) {
   Frames frames{count, height, width, {}};
   for (int64_t i = 0; i < count; ++i) {
-    frames.rgb.insert(frames.rgb.end(), static_cast<size_t>(height * width * 3), static_cast<uint8_t>(i));
+    frames.rgb.insert(frames.rgb.end(), static_cast<size_t>(height * width * 3),
+                      static_cast<uint8_t>(i));
   }
   return frames;
 }
@@ -38,7 +39,8 @@ Request request_with(std::vector<Control> controls) {
 Settings resolved(const Request& request) {
   Settings settings;
   resolve_transfer(request, checkpoint(), settings);
-  settings.guidance_scale = request.guidance_scale.value_or(transfer_defaults(*request.transfer).guidance);
+  settings.guidance_scale =
+      request.guidance_scale.value_or(transfer_defaults(*request.transfer).guidance);
   return settings;
 }
 
@@ -95,6 +97,9 @@ TEST(TransferChunks, WindowsOfTheControl) {
   // A shorter control runs back, a longer one is cut.
   EXPECT_EQ(control_frames(s, 4, 1), (Indexes{3, 3, 2, 1, 1}));
   EXPECT_EQ(control_frames(s, 40, 3), (Indexes{9, 10, 11, 11, 10}));
+  // Frames past the asked-for end are not looked at, even where the chunk is longer.
+  request.num_frames = 3;
+  EXPECT_EQ(control_frames(resolved(request), 40, 0), (Indexes{0, 1, 2, 2, 1}));
   // Pixels: the clip's frame i is i everywhere.
   const std::vector<float> pixels = control_pixels(request.transfer->controls[0].video, s, 3);
   ASSERT_EQ(pixels.size(), 3u * 5 * 16 * 32);
@@ -106,14 +111,15 @@ TEST(TransferChunks, WindowsOfTheControl) {
   }
 }
 
-// Section 9.2: the latent frames that n pixel frames fix, and how many pixel frames the causal encoder
-// reads for them.
+// Section 9.2: the latent frames that n pixel frames fix, and how many pixel frames the causal
+// encoder reads for them.
 TEST(TransferChunks, ConditionedLatents) {
   const VaeConfig vae = checkpoint().vae;
   struct Case {
     int64_t frames, fixed, encoded;
   };
-  for (const Case& c : std::vector<Case>{{0, 0, 0}, {1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {5, 2, 5}, {8, 2, 5}, {9, 3, 9}}) {
+  for (const Case& c : std::vector<Case>{
+           {0, 0, 0}, {1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {5, 2, 5}, {8, 2, 5}, {9, 3, 9}}) {
     const Conditioning out = condition_first(c.frames, 4, vae);
     EXPECT_EQ(std::count(out.noisy.begin(), out.noisy.end(), false), c.fixed) << c.frames;
     for (int64_t t = 0; t < c.fixed; ++t) EXPECT_FALSE(out.noisy[static_cast<size_t>(t)]);
@@ -134,13 +140,15 @@ TEST(Transfer, GuidanceIsTheFormulaOfTheTable) {
   struct Case {
     double timestep, velocity;
   };
-  for (const Case& c : std::vector<Case>{{999, u + g * (f - u)},
-                                         {700, u + g * (k - u)},  // both ends belong to the interval
-                                         {400, u + g * (k - u)},
-                                         {399, k},
-                                         {0, k}}) {
+  for (const Case& c :
+       std::vector<Case>{{999, u + g * (f - u)},
+                         {700, u + g * (k - u)},  // both ends belong to the interval
+                         {400, u + g * (k - u)},
+                         {399, k},
+                         {0, k}}) {
     const GuidanceFactors factors = transfer_guidance(s, c.timestep);
-    EXPECT_NEAR(factors.full * f + factors.plain * n + factors.negative * u, c.velocity, 1e-12) << c.timestep;
+    EXPECT_NEAR(factors.full * f + factors.plain * n + factors.negative * u, c.velocity, 1e-12)
+        << c.timestep;
   }
   // A branch that does not count is not evaluated.
   EXPECT_EQ(transfer_guidance(s, 999).plain, 0);
@@ -158,14 +166,17 @@ TEST(Transfer, ControlsStandInTheReferencesOrderWithTheirWeights) {
   EXPECT_EQ(s.transfer->weights, (std::vector<float>{0.25f, 0.75f}));
   EXPECT_EQ(s.frames, 5);  // of the first control
   // B44: one control's weight is 1 whatever was given.
-  EXPECT_EQ(resolved(request_with({{"edge", clip(5), 0.3}})).transfer->weights, (std::vector<float>{1.0f}));
+  EXPECT_EQ(resolved(request_with({{"edge", clip(5), 0.3}})).transfer->weights,
+            (std::vector<float>{1.0f}));
   Request joint = request_with({{"seg", clip(5), {}}, {"edge", clip(5), {}}});
   joint.transfer->attention = "joint";
   EXPECT_TRUE(resolved(joint).transfer->weights.empty());
 }
 
 TEST(Transfer, DefaultsComeWithTheHint) {
-  const auto of = [](const char* hint) { return transfer_defaults(*request_with({{hint, clip(5), {}}}).transfer); };
+  const auto of = [](const char* hint) {
+    return transfer_defaults(*request_with({{hint, clip(5), {}}}).transfer);
+  };
   EXPECT_EQ(of("edge").guidance, 3);
   EXPECT_EQ(of("depth").control_guidance, 1.5);
   EXPECT_EQ(of("seg").control_guidance, 2);

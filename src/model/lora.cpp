@@ -21,9 +21,10 @@ class MatrixLister final : public WeightVisitor {
  public:
   std::map<std::string, Shape> matrices;
   void tensor(View&, const std::string&, Shape, Split) override {}
-  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out, int64_t in,
-              Split, bool) override {
-    for (size_t i = 0; i < prefixes.size(); ++i) matrices[prefixes[i] + ".weight"] = Shape{out[i], in};
+  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
+              int64_t in, Split, bool) override {
+    for (size_t i = 0; i < prefixes.size(); ++i)
+      matrices[prefixes[i] + ".weight"] = Shape{out[i], in};
   }
 };
 
@@ -53,7 +54,8 @@ struct Key {
 
 Key parse_key(const std::string& name) {
   Key key;
-  if (name.ends_with(".alpha")) return {Key::Part::alpha, lora_module(name.substr(0, name.size() - 6))};
+  if (name.ends_with(".alpha"))
+    return {Key::Part::alpha, lora_module(name.substr(0, name.size() - 6))};
   for (const auto& [mark, part] : {std::pair{".lora_A", Key::Part::a}, {".lora_B", Key::Part::b}}) {
     const size_t at = name.rfind(mark);
     if (at == std::string::npos) continue;
@@ -87,8 +89,9 @@ std::optional<double> alpha_of(const Json& config, const std::string& prefix) {
             config.where(), ": ", flag, " is set; only plain LoRA adapters can be merged");
   }
   const Json* pattern = config.find(prefix + "alpha_pattern");
-  require(pattern == nullptr || !pattern->is_object() || pattern->members().empty(), ErrorKind::unsupported,
-          config.where(), ": alpha_pattern is set; only one alpha for all modules is supported");
+  require(pattern == nullptr || !pattern->is_object() || pattern->members().empty(),
+          ErrorKind::unsupported, config.where(),
+          ": alpha_pattern is set; only one alpha for all modules is supported");
   const Json* alpha = config.find(prefix + "lora_alpha");
   if (alpha == nullptr || alpha->is_null()) return std::nullopt;
   return positive(number_of(*alpha), alpha->where());
@@ -140,7 +143,8 @@ std::string lora_module(std::string_view key) {
     if (key == framework) return std::string(own);
     const bool is_tail = key.size() > framework.size() && key.ends_with(framework) &&
                          key[key.size() - framework.size() - 1] == '.';
-    if (is_tail) return std::string(key.substr(0, key.size() - framework.size())) + std::string(own);
+    if (is_tail)
+      return std::string(key.substr(0, key.size() - framework.size())) + std::string(own);
   }
   return std::string(key);
 }
@@ -153,7 +157,8 @@ LoraAdapters::LoraAdapters(const std::vector<Source>& sources, const VisitFuncti
 }
 
 void LoraAdapters::add(const Source& source, const std::map<std::string, Shape>& matrices) {
-  require(std::isfinite(source.scale), "lora ", source.file.string(), ": the scale is ", source.scale);
+  require(std::isfinite(source.scale), "lora ", source.file.string(), ": the scale is ",
+          source.scale);
   const Safetensors file = Safetensors::open_file(source.file);
   struct Module {
     std::string a, b, alpha;  // keys in the file
@@ -177,7 +182,9 @@ void LoraAdapters::add(const Source& source, const std::map<std::string, Shape>&
 
   const std::optional<double> common = file_alpha(file, source.file);
   for (const auto& [name, module] : modules) {
-    const std::string any_key = !module.a.empty() ? module.a : !module.b.empty() ? module.b : module.alpha;
+    const std::string any_key = !module.a.empty()   ? module.a
+                                : !module.b.empty() ? module.b
+                                                    : module.alpha;
     const auto matrix = matrices.find(name + ".weight");
     if (matrix == matrices.end()) {
       faults.add("surplus", any_key, " names ", name, ", which is no linear layer of this model");
@@ -189,9 +196,11 @@ void LoraAdapters::add(const Source& source, const std::map<std::string, Shape>&
     }
     const Shape a = file.find(module.a)->shape, b = file.find(module.b)->shape;
     const Shape& w = matrix->second;
-    const bool fits = a.rank() == 2 && b.rank() == 2 && a[1] == w[1] && b[0] == w[0] && a[0] == b[1] && a[0] > 0;
+    const bool fits =
+        a.rank() == 2 && b.rank() == 2 && a[1] == w[1] && b[0] == w[0] && a[0] == b[1] && a[0] > 0;
     if (!fits) {
-      faults.add("shape", name, " is ", w, "; lora_A ", a, " and lora_B ", b, " do not make such a matrix");
+      faults.add("shape", name, " is ", w, "; lora_A ", a, " and lora_B ", b,
+                 " do not make such a matrix");
       continue;
     }
     double alpha = common.value_or(static_cast<double>(a[0]));
@@ -201,14 +210,16 @@ void LoraAdapters::add(const Source& source, const std::map<std::string, Shape>&
         faults.add("shape", module.alpha, " ", scalar.view.shape, " is no scalar");
         continue;
       }
-      alpha = positive(static_cast<double>(scalar.view.as<float>()[0]), source.file.string() + ": " + module.alpha);
+      alpha = positive(static_cast<double>(scalar.view.as<float>()[0]),
+                       source.file.string() + ": " + module.alpha);
     }
     Change change;
     for (const auto& [key, slot] : {std::pair{module.a, &change.a}, {module.b, &change.b}}) {
       factors_.push_back(file.read(key, DType::f32));
       *slot = factors_.back().view;
       const float* values = slot->as<float>();
-      const bool finite = std::all_of(values, values + slot->numel(), [](float v) { return std::isfinite(v); });
+      const bool finite =
+          std::all_of(values, values + slot->numel(), [](float v) { return std::isfinite(v); });
       if (!finite) faults.add("value", key, " holds a value that is not finite");
     }
     change.scale = static_cast<float>(source.scale * alpha / static_cast<double>(a[0]));
@@ -224,11 +235,13 @@ Tensor LoraAdapters::merged(const std::string& name, const View& stored) const {
           ErrorKind::unsupported, "lora: ", name, " is stored as ", name_of(stored.dtype),
           "; adapters can be merged into f32, bf16 and f16 weights");
   // f16 becomes f32: rounding back to it could overflow, and no backend computes in it anyway.
-  Tensor out = allocate_host_tensor(stored.shape, stored.dtype == DType::bf16 ? DType::bf16 : DType::f32);
+  Tensor out =
+      allocate_host_tensor(stored.shape, stored.dtype == DType::bf16 ? DType::bf16 : DType::f32);
   const int64_t rows = stored.dim(0), columns = stored.dim(1);
   std::vector<float> row(static_cast<size_t>(columns));
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) row[static_cast<size_t>(c)] = element(stored, r * columns + c);
+    for (int64_t c = 0; c < columns; ++c)
+      row[static_cast<size_t>(c)] = element(stored, r * columns + c);
     for (const Change& change : found->second) {
       const int64_t rank = change.a.dim(0);
       for (int64_t k = 0; k < rank; ++k) {
@@ -239,10 +252,12 @@ Tensor LoraAdapters::merged(const std::string& name, const View& stored) const {
     }
     for (int64_t c = 0; c < columns; ++c) {
       const float value = row[static_cast<size_t>(c)];
-      require(std::isfinite(value), ErrorKind::numeric, "lora: ", name, " is not finite after the merge at [", r, ", ",
-              c, "]; lower the scale");
-      if (out.view.dtype == DType::f32) out.view.as<float>()[r * columns + c] = value;
-      else out.view.as<bf16>()[r * columns + c] = to_bf16(value);
+      require(std::isfinite(value), ErrorKind::numeric, "lora: ", name,
+              " is not finite after the merge at [", r, ", ", c, "]; lower the scale");
+      if (out.view.dtype == DType::f32)
+        out.view.as<float>()[r * columns + c] = value;
+      else
+        out.view.as<bf16>()[r * columns + c] = to_bf16(value);
     }
   }
   return out;

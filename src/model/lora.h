@@ -1,13 +1,13 @@
-// Low-rank adapters (transformer specification, section 8), merged into the weights they name when a
-// checkpoint is loaded: W' = W + scale * (alpha / rank) * B A, summed in f32 over all adapters in the
-// order given and rounded once to the type W is stored in. Weights that no adapter names stay where
-// they are.
+// Low-rank adapters (transformer specification, section 8), merged into the weights they name when
+// a checkpoint is loaded: W' = W + scale * (alpha / rank) * B A, summed in f32 over all adapters in
+// the order given and rounded once to the type W is stored in. Weights that no adapter names stay
+// where they are.
 //
 // Keys: `<module>.lora_A[.<adapter>].weight` [rank, in], `<module>.lora_B[.<adapter>].weight`
-// [out, rank], and perhaps `<module>.alpha` (a scalar). A module is named as the checkpoint names it
-// or as the original framework does, with or without a leading "transformer.", "base_model.model." or
-// "model.". Alpha is, in this order: the tensor; `lora_alpha` or `alpha` in the file's metadata;
-// `lora_alpha` of an adapter_config.json beside the file; the rank.
+// [out, rank], and perhaps `<module>.alpha` (a scalar). A module is named as the checkpoint names
+// it or as the original framework does, with or without a leading "transformer.",
+// "base_model.model." or "model.". Alpha is, in this order: the tensor; `lora_alpha` or `alpha` in
+// the file's metadata; `lora_alpha` of an adapter_config.json beside the file; the rank.
 #pragma once
 
 #include <filesystem>
@@ -28,8 +28,8 @@ class LoraAdapters {
     double scale = 1;
   };
 
-  // Reads and checks every file against the network's matrices. Throws one Error a file that lists all
-  // keys that name no matrix, have no partner, or whose shapes do not fit.
+  // Reads and checks every file against the network's matrices. Throws one Error a file that lists
+  // all keys that name no matrix, have no partner, or whose shapes do not fit.
   LoraAdapters(const std::vector<Source>& sources, const VisitFunction& visit);
 
   bool empty() const { return changes_.empty(); }

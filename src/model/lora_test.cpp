@@ -18,7 +18,8 @@ struct Network {
   Linear q, out;
   View norm;
   void visit(WeightVisitor& v) {
-    v.linear(q, {"layers.0.self_attn.add_q_proj", "layers.0.self_attn.add_k_proj"}, {3, 2}, 2, Split::rows, false);
+    v.linear(q, {"layers.0.self_attn.add_q_proj", "layers.0.self_attn.add_k_proj"}, {3, 2}, 2,
+             Split::rows, false);
     v.linear(out, {"layers.0.self_attn.to_add_out"}, {2}, 3, Split::columns, false);
     v.tensor(norm, "norm.weight", {2});
   }
@@ -38,7 +39,8 @@ class Lora : public testing::Test {
   fs::path save(const std::string& file, const std::vector<Given>& tensors,
                 const std::map<std::string, std::string>& metadata = {}) {
     std::vector<NamedTensor> named;
-    for (const Given& t : tensors) named.push_back({t.name, make_view(t.values.data(), t.shape, DType::f32)});
+    for (const Given& t : tensors)
+      named.push_back({t.name, make_view(t.values.data(), t.shape, DType::f32)});
     write_safetensors(scratch_.path() / file, named, metadata);
     return scratch_.path() / file;
   }
@@ -49,8 +51,8 @@ class Lora : public testing::Test {
   }
   std::vector<float> merged_q(const LoraAdapters& lora) {
     const std::vector<float> w{1, 2, 3, 4, 5, 6};
-    const Tensor merged =
-        lora.merged("layers.0.self_attn.add_q_proj.weight", make_view(w.data(), {3, 2}, DType::f32));
+    const Tensor merged = lora.merged("layers.0.self_attn.add_q_proj.weight",
+                                      make_view(w.data(), {3, 2}, DType::f32));
     if (!merged) return {};
     const float* values = merged.view.as<float>();
     return {values, values + merged.view.numel()};
@@ -62,19 +64,22 @@ TEST_F(Lora, AddsTheProductOfItsFactors) {
   EXPECT_EQ(lora.size(), 1u);
   EXPECT_EQ(merged_q(lora), (std::vector<float>{11, 22, 23, 44, 35, 66}));
   const std::vector<float> other(4, 0.0f);
-  EXPECT_FALSE(lora.merged("layers.0.self_attn.add_k_proj.weight", make_view(other.data(), {2, 2}, DType::f32)));
+  EXPECT_FALSE(lora.merged("layers.0.self_attn.add_k_proj.weight",
+                           make_view(other.data(), {2, 2}, DType::f32)));
 }
 
 TEST_F(Lora, EverySpellingOfAModuleMeansTheSame) {
-  EXPECT_EQ(lora_module("transformer.layers.3.self_attn.q_proj_moe_gen"), "layers.3.self_attn.add_q_proj");
+  EXPECT_EQ(lora_module("transformer.layers.3.self_attn.q_proj_moe_gen"),
+            "layers.3.self_attn.add_q_proj");
   EXPECT_EQ(lora_module("base_model.model.layers.3.self_attn.o_proj"), "layers.3.self_attn.to_out");
   EXPECT_EQ(lora_module("layers.3.mlp_moe_gen.up_proj"), "layers.3.mlp_moe_gen.up_proj");
   EXPECT_EQ(lora_module("layers.3.self_attn.add_q_proj"), "layers.3.self_attn.add_q_proj");
   EXPECT_EQ(lora_module("time_embedder.mlp.2"), "time_embedder.linear_2");
   EXPECT_EQ(lora_module("llm2vae"), "proj_out");
   int i = 0;
-  for (const char* module : {"transformer.layers.0.self_attn.add_q_proj", "layers.0.self_attn.q_proj_moe_gen",
-                             "base_model.model.model.layers.0.self_attn.add_q_proj"}) {
+  for (const char* module :
+       {"transformer.layers.0.self_attn.add_q_proj", "layers.0.self_attn.q_proj_moe_gen",
+        "base_model.model.model.layers.0.self_attn.add_q_proj"}) {
     for (const char* adapter : {"", ".default"}) {
       const LoraAdapters lora({{save(std::to_string(i++), pair(module, adapter))}}, visit_);
       EXPECT_EQ(merged_q(lora).at(0), 11) << module << adapter;
@@ -88,11 +93,15 @@ TEST_F(Lora, AlphaAndScaleMultiply) {
   auto tensors = pair(module);
   tensors.push_back({module + ".alpha", {}, {0.5f}});
   const fs::path with_tensor = save("tensor", tensors, {{"lora_alpha", "4"}});
-  EXPECT_EQ(merged_q(LoraAdapters({{with_tensor}}, visit_)).at(0), 1 + 5);  // the tensor comes first
+  EXPECT_EQ(merged_q(LoraAdapters({{with_tensor}}, visit_)).at(0),
+            1 + 5);  // the tensor comes first
   EXPECT_EQ(merged_q(LoraAdapters({{with_tensor, -2}}, visit_)).at(0), 1 - 10);
-  EXPECT_EQ(merged_q(LoraAdapters({{save("m", pair(module), {{"lora_alpha", "4"}})}}, visit_)).at(0), 1 + 40);
+  EXPECT_EQ(
+      merged_q(LoraAdapters({{save("m", pair(module), {{"lora_alpha", "4"}})}}, visit_)).at(0),
+      1 + 40);
   const fs::path nested =
-      save("n", pair(module), {{"lora_adapter_metadata", R"({"transformer.r": 1, "transformer.lora_alpha": 3})"}});
+      save("n", pair(module),
+           {{"lora_adapter_metadata", R"({"transformer.r": 1, "transformer.lora_alpha": 3})"}});
   EXPECT_EQ(merged_q(LoraAdapters({{nested}}, visit_)).at(0), 1 + 30);
   scratch_.write("adapter_config.json", R"({"r": 1, "lora_alpha": 2})");
   EXPECT_EQ(merged_q(LoraAdapters({{save("c", pair(module))}}, visit_)).at(0), 1 + 20);
@@ -102,8 +111,8 @@ TEST_F(Lora, SeveralAddUpAndRoundOnce) {
   const std::string module = "layers.0.self_attn.add_q_proj";
   const fs::path file = save("a", pair(module));
   EXPECT_EQ(merged_q(LoraAdapters({{file, 1}, {file, 2}}, visit_)).at(0), 1 + 10 + 20);
-  // In bf16 1 + 2^-9 is 1 and so is (1 + 2^-9) + 2^-9 if rounded in between; together they reach the
-  // next value, 1 + 2^-7, only past the tie 1 + 2^-8.
+  // In bf16 1 + 2^-9 is 1 and so is (1 + 2^-9) + 2^-9 if rounded in between; together they reach
+  // the next value, 1 + 2^-7, only past the tie 1 + 2^-8.
   std::vector<bf16> w(6, to_bf16(1.0f));
   const float small = 0x1p-9f * 1.5f;
   const fs::path tiny = save("t", {{module + ".lora_A.weight", {1, 2}, {small, small}},
@@ -129,8 +138,9 @@ TEST_F(Lora, ListsEveryKeyThatDoesNotFit) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::corrupt);
     const std::string message = error.what();
-    for (const char* part : {"layers.7.self_attn.add_q_proj", "layers.0.self_attn.add_k_proj has no lora_B",
-                             "layers.0.self_attn.to_add_out is", "lora_magnitude_vector", "names norm"}) {
+    for (const char* part :
+         {"layers.7.self_attn.add_q_proj", "layers.0.self_attn.add_k_proj has no lora_B",
+          "layers.0.self_attn.to_add_out is", "lora_magnitude_vector", "names norm"}) {
       EXPECT_NE(message.find(part), std::string::npos) << part << "\n" << message;
     }
   }
@@ -151,13 +161,16 @@ TEST_F(Lora, RefusesWhatItWouldNotDo) {
 // Loading with adapters changes what they name and leaves the rest in the mapping.
 TEST_F(Lora, LoadsIntoTheNetwork) {
   const auto backend = cpu::make_cpu_backend({});
-  const fs::path model = save("model.safetensors", {{"layers.0.self_attn.add_q_proj.weight", {3, 2}, {1, 2, 3, 4, 5, 6}},
-                                                    {"layers.0.self_attn.add_k_proj.weight", {2, 2}, {1, 2, 3, 4}},
-                                                    {"layers.0.self_attn.to_add_out.weight", {2, 3}, {1, 2, 3, 4, 5, 6}},
-                                                    {"norm.weight", {2}, {1, 1}}});
+  const fs::path model = save("model.safetensors",
+                              {{"layers.0.self_attn.add_q_proj.weight", {3, 2}, {1, 2, 3, 4, 5, 6}},
+                               {"layers.0.self_attn.add_k_proj.weight", {2, 2}, {1, 2, 3, 4}},
+                               {"layers.0.self_attn.to_add_out.weight", {2, 3}, {1, 2, 3, 4, 5, 6}},
+                               {"norm.weight", {2}, {1, 1}}});
   const LoraAdapters lora({{save("a", pair("layers.0.self_attn.add_q_proj"))}}, visit_);
   LoadOptions options;
-  options.adapt = [&](const std::string& name, const View& stored) { return lora.merged(name, stored); };
+  options.adapt = [&](const std::string& name, const View& stored) {
+    return lora.merged(name, stored);
+  };
   const Safetensors files = Safetensors::open_file(model);
   const WeightStore store = load_weights(*backend, files, visit_, options);
   ASSERT_EQ(network_.q.weights.size(), 2u);

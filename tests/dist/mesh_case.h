@@ -32,10 +32,10 @@ inline std::vector<float> normals(int64_t count, unsigned seed) {
   return values;
 }
 
-// Random inputs: `frames` latent frames of height x width, the first clean; sound and actions where the
-// config has them.
-inline MeshInputs random_inputs(const TransformerConfig& config, int64_t text, int64_t frames, int64_t height,
-                                int64_t width) {
+// Random inputs: `frames` latent frames of height x width, the first clean; sound and actions where
+// the config has them.
+inline MeshInputs random_inputs(const TransformerConfig& config, int64_t text, int64_t frames,
+                                int64_t height, int64_t width) {
   MeshInputs in;
   for (int64_t i = 0; i < text; ++i) in.ids.push_back((i * 7 + 3) % config.vocab_size);
   in.latent_shape = {config.latent_channel, frames, height, width};
@@ -61,8 +61,9 @@ struct MeshOutputs {
 };
 
 // The prompt once, then `steps` evaluations.
-inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& config, const MeshInputs& inputs,
-                            const AttentionStrategy& strategy, int steps, const MeshGroups& groups) {
+inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& config,
+                            const MeshInputs& inputs, const AttentionStrategy& strategy, int steps,
+                            const MeshGroups& groups) {
   cpu::CpuOptions cpu;
   cpu.num_threads = 1;
   const std::unique_ptr<Backend> backend = cpu::make_cpu_backend(cpu);
@@ -83,7 +84,8 @@ inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& c
   Tensor sound, action, sound_out, action_out;
   Sequence sequence;
   sequence.order.tile = inputs.tile;
-  sequence.grid = model.token_grid(inputs.latent_shape[1], inputs.latent_shape[2], inputs.latent_shape[3]);
+  sequence.grid =
+      model.token_grid(inputs.latent_shape[1], inputs.latent_shape[2], inputs.latent_shape[3]);
   GenInput in;
   in.target = {latent.view, inputs.noisy};
   in.timestep = 437;
@@ -130,14 +132,17 @@ inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& c
   return result;
 }
 
-inline MeshOutputs one_rank(const Safetensors& files, const TransformerConfig& config, const MeshInputs& inputs,
-                            const AttentionStrategy& strategy, int steps) {
+inline MeshOutputs one_rank(const Safetensors& files, const TransformerConfig& config,
+                            const MeshInputs& inputs, const AttentionStrategy& strategy,
+                            int steps) {
   return evaluate(files, config, inputs, strategy, steps, make_absent_groups({}, 0));
 }
 
 // What every rank got.
-inline std::vector<MeshOutputs> many_ranks(const Safetensors& files, const TransformerConfig& config,
-                                           const MeshInputs& inputs, const AttentionStrategy& strategy, int steps,
+inline std::vector<MeshOutputs> many_ranks(const Safetensors& files,
+                                           const TransformerConfig& config,
+                                           const MeshInputs& inputs,
+                                           const AttentionStrategy& strategy, int steps,
                                            const Mesh& mesh) {
   std::vector<MeshOutputs> outputs(static_cast<size_t>(mesh.world()));
   ThreadWorld world(mesh.world());

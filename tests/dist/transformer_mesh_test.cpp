@@ -1,4 +1,5 @@
-// Every transformer, with every kind of strategy, on every mesh that fits it, gives what one rank gives.
+// Every transformer, with every kind of strategy, on every mesh that fits it, gives what one rank
+// gives.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -23,16 +24,19 @@ struct Strategy {
 };
 
 std::string sparse_preset(const std::string& selection, const char* kernel) {
-  return concat(R"({"name": "block_sparse", "config": {"block_size": [16, 16], "selection": )", selection,
-                R"(, "backend": {"require": ")", kernel, "\"}}}");
+  return concat(R"({"name": "block_sparse", "config": {"block_size": [16, 16], "selection": )",
+                selection, R"(, "backend": {"require": ")", kernel, "\"}}}");
 }
 
-std::string gen_by(const std::string& method) { return R"({"per_role": {"cosmos3.gen": )" + method + "}}"; }
+std::string gen_by(const std::string& method) {
+  return R"({"per_role": {"cosmos3.gen": )" + method + "}}";
+}
 
 std::vector<Strategy> strategies() {
   const std::string topk = R"({"name": "block_topk", "config": {"target_sparsity": 0.6}})";
   const std::string mixed = concat(
-      R"({"presets": {"dense": {"backend": "native"}, "sparse": )", sparse_preset(topk, "native"), "}, ",
+      R"({"presets": {"dense": {"backend": "native"}, "sparse": )", sparse_preset(topk, "native"),
+      "}, ",
       R"("layouts": {"dense": {"default": "dense"}, "mixed": {"default": "dense", "overrides": [)",
       R"({"attention_role": "cosmos3.gen", "layers": [1], "use": "sparse"}]}}, )",
       R"("schedule": {"coordinate": "step_index", "phases": [{"until": 1, "layout": "dense"}, )",
@@ -42,10 +46,21 @@ std::vector<Strategy> strategies() {
       {"dense reference", 1, false, {1, 1, 1}, gen_by(R"("reference")")},
       {"dense in tiles", 1, false, {2, 4, 4}, gen_by(R"("native")")},
       {"block_topk", 1, true, {1, 1, 1}, gen_by(sparse_preset(topk, "native"))},
-      {"block_topk reference in tiles", 1, true, {2, 4, 4}, gen_by(sparse_preset(topk, "reference"))},
-      {"sliding_tile", 1, true, {1, 4, 4},
-       gen_by(sparse_preset(R"({"name": "sliding_tile", "config": {"window": [3, 1, 1]}})", "native"))},
-      {"threshold", 1, true, {1, 1, 1},
+      {"block_topk reference in tiles",
+       1,
+       true,
+       {2, 4, 4},
+       gen_by(sparse_preset(topk, "reference"))},
+      {"sliding_tile",
+       1,
+       true,
+       {1, 4, 4},
+       gen_by(sparse_preset(R"({"name": "sliding_tile", "config": {"window": [3, 1, 1]}})",
+                            "native"))},
+      {"threshold",
+       1,
+       true,
+       {1, 1, 1},
        gen_by(sparse_preset(R"({"name": "threshold", "config": {"mass": 0.6}})", "native"))},
       {"mixed schedule", 2, true, {1, 1, 1}, mixed},
   };
@@ -53,7 +68,8 @@ std::vector<Strategy> strategies() {
 
 bool fits(const Mesh& mesh, const TransformerConfig& config) {
   try {
-    mesh.check({config.num_attention_heads, config.num_key_value_heads, {config.intermediate_size}}, mesh.world());
+    mesh.check({config.num_attention_heads, config.num_key_value_heads, {config.intermediate_size}},
+               mesh.world());
     return true;
   } catch (const Error&) {
     return false;
@@ -65,25 +81,29 @@ std::vector<Mesh> meshes(const TransformerConfig& config) {
   std::vector<Mesh> found;
   for (int world : {2, 3, 4, 6, 8}) {
     for (int tp = 1; tp <= world; ++tp) {
-      if (world % tp == 0 && fits({tp, world / tp, 1}, config)) found.push_back({tp, world / tp, 1});
+      if (world % tp == 0 && fits({tp, world / tp, 1}, config))
+        found.push_back({tp, world / tp, 1});
     }
   }
   return found;
 }
 
-// tp sums each output of the two cut projections of a layer in parts. A sum of K terms in another order moves
-// by about sqrt(K) half-ulps of its size; the moves of all layers add up at worst, and later layers pass them
-// on with a gain that norms keep near 1; 4 covers it.
+// tp sums each output of the two cut projections of a layer in parts. A sum of K terms in another
+// order moves by about sqrt(K) half-ulps of its size; the moves of all layers add up at worst, and
+// later layers pass them on with a gain that norms keep near 1; 4 covers it.
 double sum_tolerance(const TransformerConfig& config) {
   const auto terms = static_cast<double>(
       std::max(config.intermediate_size, config.num_attention_heads * config.head_dim));
   return 4 * 2 * static_cast<double>(config.num_hidden_layers) * std::sqrt(terms) * 0x1p-24;
 }
 
-void expect_one_rank_output(const Safetensors& files, const TransformerConfig& config, const MeshInputs& given,
-                            bool is_long) {
+void expect_one_rank_output(const Safetensors& files, const TransformerConfig& config,
+                            const MeshInputs& given, bool is_long) {
   const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
-                                     {AttentionRole::und, AttentionRole::gen}, "transformer", 0, 0};
+                                     {AttentionRole::und, AttentionRole::gen},
+                                     "transformer",
+                                     0,
+                                     0};
   for (const Strategy& s : strategies()) {
     const Json json = Json::parse(s.json, s.name);
     const AttentionStrategy strategy = AttentionStrategy::resolve(inventory, &json, nullptr);
@@ -100,7 +120,9 @@ void expect_one_rank_output(const Safetensors& files, const TransformerConfig& c
       for (size_t rank = 0; rank < got.size(); ++rank) {
         ASSERT_EQ(got[rank].values.size(), want.values.size());
         const MeshOutputs& same = mesh.tp == 1 ? want : got[0];
-        EXPECT_EQ(std::memcmp(got[rank].values.data(), same.values.data(), same.values.size() * sizeof(float)), 0)
+        EXPECT_EQ(std::memcmp(got[rank].values.data(), same.values.data(),
+                              same.values.size() * sizeof(float)),
+                  0)
             << label << ", rank " << rank;
       }
       EXPECT_LT(golden::relative_error(got[0].values, want.values), sum_tolerance(config)) << label;
@@ -128,20 +150,24 @@ class MeshGolden : public testing::TestWithParam<std::string> {
     take("action_latent", golden_.action, golden_.action_shape);
     golden_.noisy.assign(static_cast<size_t>(golden_.latent_shape[1]), false);
     for (int64_t t : stored.integers("noisy_frames")) golden_.noisy[static_cast<size_t>(t)] = true;
-    if (!golden_.action.empty()) golden_.action_noisy.assign(static_cast<size_t>(golden_.action_shape[0]), true);
+    if (!golden_.action.empty())
+      golden_.action_noisy.assign(static_cast<size_t>(golden_.action_shape[0]), true);
   }
   TransformerConfig config_;
   std::optional<Safetensors> files_;
   MeshInputs golden_;
 };
 
-TEST_P(MeshGolden, GivesTheOneRankOutput) { expect_one_rank_output(*files_, config_, golden_, false); }
+TEST_P(MeshGolden, GivesTheOneRankOutput) {
+  expect_one_rank_output(*files_, config_, golden_, false);
+}
 
-// Enough tokens for sparse selection to leave blocks out, odd in every way: 7 text tokens, 3 x 7 x 11 video
-// tokens of a latent that patches do not divide (B71).
+// Enough tokens for sparse selection to leave blocks out, odd in every way: 7 text tokens, 3 x 7 x
+// 11 video tokens of a latent that patches do not divide (B71).
 TEST_P(MeshGolden, GivesTheOneRankOutputOfOddLengths) {
   const int64_t p = config_.latent_patch_size;
-  expect_one_rank_output(*files_, config_, dist::random_inputs(config_, 7, 3, 7 * p - p / 2, 11 * p), true);
+  expect_one_rank_output(*files_, config_,
+                         dist::random_inputs(config_, 7, 3, 7 * p - p / 2, 11 * p), true);
 }
 
 // B71: fewer tokens than ranks.
@@ -195,31 +221,40 @@ TransformerConfig eight_heads() {
   return config;
 }
 
-// Eight ranks as tp 1 x cp 8 (two ranks to a key/value head), 2 x 4 and 4 x 2; actions in the sequence.
+// Eight ranks as tp 1 x cp 8 (two ranks to a key/value head), 2 x 4 and 4 x 2; actions in the
+// sequence.
 TEST(MeshRandom, GivesTheOneRankOutput) {
   const TransformerConfig config = eight_heads();
   const RandomCheckpoint checkpoint(config);
   ASSERT_EQ(meshes(config).size(), 2u + 3u + 3u);
-  expect_one_rank_output(checkpoint.open(), config, dist::random_inputs(config, 9, 3, 14, 21), true);
+  expect_one_rank_output(checkpoint.open(), config, dist::random_inputs(config, 9, 3, 14, 21),
+                         true);
 }
 
 // A rank of tp 4 holds a quarter of what is cut, and what is not cut.
 TEST(MeshRandom, RankHoldsItsSliceOfTheWeights) {
   const TransformerConfig config = eight_heads();
   const RandomCheckpoint checkpoint(config);
-  const AttentionStrategy strategy = AttentionStrategy::dense(
-      {static_cast<int>(config.num_hidden_layers), {AttentionRole::und, AttentionRole::gen}, "transformer", 0, 0});
+  const AttentionStrategy strategy =
+      AttentionStrategy::dense({static_cast<int>(config.num_hidden_layers),
+                                {AttentionRole::und, AttentionRole::gen},
+                                "transformer",
+                                0,
+                                0});
   const MeshInputs inputs = dist::random_inputs(config, 3, 1, 4, 4);
   const int64_t whole = dist::one_rank(checkpoint.open(), config, inputs, strategy, 1).weight_bytes;
   // Counted here, not by the code under test: q, k, v, o and the MLP of both towers.
   const int64_t h = config.hidden_size, q = config.num_attention_heads * config.head_dim,
                 kv = config.num_key_value_heads * config.head_dim;
-  const int64_t towers = 4 * 2 * config.num_hidden_layers * (2 * h * q + 2 * h * kv + 3 * h * config.intermediate_size);
+  const int64_t towers = 4 * 2 * config.num_hidden_layers *
+                         (2 * h * q + 2 * h * kv + 3 * h * config.intermediate_size);
   const int64_t replicated = whole - towers;
   ASSERT_GT(replicated, 0);
-  for (const MeshOutputs& rank : dist::many_ranks(checkpoint.open(), config, inputs, strategy, 1, {4, 1, 1})) {
+  for (const MeshOutputs& rank :
+       dist::many_ranks(checkpoint.open(), config, inputs, strategy, 1, {4, 1, 1})) {
     EXPECT_EQ(rank.weight_bytes, towers / 4 + replicated);
-    EXPECT_LE(static_cast<double>(rank.weight_bytes), 0.30 * static_cast<double>(towers) + static_cast<double>(replicated));
+    EXPECT_LE(static_cast<double>(rank.weight_bytes),
+              0.30 * static_cast<double>(towers) + static_cast<double>(replicated));
   }
 }
 
@@ -253,7 +288,8 @@ TEST(MeshRandom, RankRefusesANanInItsSlice) {
       EXPECT_EQ(error.kind(), ErrorKind::numeric);
       refusal = error.what();
     }
-    EXPECT_EQ(refusal.find(victim) != std::string::npos, rank == 2) << "rank " << rank << ": " << refusal;
+    EXPECT_EQ(refusal.find(victim) != std::string::npos, rank == 2)
+        << "rank " << rank << ": " << refusal;
   }
 }
 

@@ -39,11 +39,13 @@ class LoraFiles : public testing::Test {
   fs::path adapter(const std::string& name, float b) const {
     std::vector<float> down(2 * 256), up(256 * 2, b);
     for (size_t i = 0; i < down.size(); ++i) down[i] = static_cast<float>(i % 7) * 0.01f - 0.03f;
-    const View a = make_view(down.data(), {2, 256}, DType::f32), bv = make_view(up.data(), {256, 2}, DType::f32);
-    write_safetensors(scratch_.path() / name, {{"transformer.layers.3.self_attn.add_q_proj.lora_A.weight", a},
-                                               {"transformer.layers.3.self_attn.add_q_proj.lora_B.weight", bv},
-                                               {"layers.3.self_attn.to_q.lora_A.default.weight", a},
-                                               {"layers.3.self_attn.to_q.lora_B.default.weight", bv}});
+    const View a = make_view(down.data(), {2, 256}, DType::f32),
+               bv = make_view(up.data(), {256, 2}, DType::f32);
+    write_safetensors(scratch_.path() / name,
+                      {{"transformer.layers.3.self_attn.add_q_proj.lora_A.weight", a},
+                       {"transformer.layers.3.self_attn.add_q_proj.lora_B.weight", bv},
+                       {"layers.3.self_attn.to_q.lora_A.default.weight", a},
+                       {"layers.3.self_attn.to_q.lora_B.default.weight", bv}});
     return scratch_.path() / name;
   }
 };
@@ -54,7 +56,8 @@ TEST_F(LoraFiles, ZeroChangesNothingAndMoreChangesMore) {
   EXPECT_EQ(latents_with({{adapter("off", 0.5f), 0}}), plain);
   const auto change = [&](const std::vector<float>& other) {
     double sum = 0;
-    for (size_t i = 0; i < plain.size(); ++i) sum += double(other[i] - plain[i]) * double(other[i] - plain[i]);
+    for (size_t i = 0; i < plain.size(); ++i)
+      sum += double(other[i] - plain[i]) * double(other[i] - plain[i]);
     return sum;
   };
   const fs::path file = adapter("some", 0.5f);
@@ -67,10 +70,26 @@ TEST_F(LoraFiles, ZeroChangesNothingAndMoreChangesMore) {
 
 TEST_F(LoraFiles, TheProgramRecordsThem) {
   const fs::path report = scratch_.path() / "report.json";
-  std::vector<std::string> arguments{"generate", "--model", e2e::pico(), "--prompt", "A red circle.", "--height", "32",
-                                     "--width", "32", "--num-frames", "1", "--num-inference-steps", "1",
-                                     "--guidance-scale", "1", "--output", (scratch_.path() / "x.png").string(),
-                                     "--report", report.string(), "--lora",
+  std::vector<std::string> arguments{"generate",
+                                     "--model",
+                                     e2e::pico(),
+                                     "--prompt",
+                                     "A red circle.",
+                                     "--height",
+                                     "32",
+                                     "--width",
+                                     "32",
+                                     "--num-frames",
+                                     "1",
+                                     "--num-inference-steps",
+                                     "1",
+                                     "--guidance-scale",
+                                     "1",
+                                     "--output",
+                                     (scratch_.path() / "x.png").string(),
+                                     "--report",
+                                     report.string(),
+                                     "--lora",
                                      adapter("some.safetensors", 0.5f).string() + ":0.25"};
   const e2e::Outcome outcome = e2e::run(arguments);
   ASSERT_EQ(outcome.status, 0) << outcome.err;
@@ -80,18 +99,36 @@ TEST_F(LoraFiles, TheProgramRecordsThem) {
   arguments.back() = adapter("some.safetensors", 0.5f).string() + ":much";
   const e2e::Outcome wrong = e2e::run(arguments);
   EXPECT_EQ(wrong.status, 2);
-  EXPECT_NE(wrong.err.find("\"much\" after the colon is no number"), std::string::npos) << wrong.err;
+  EXPECT_NE(wrong.err.find("\"much\" after the colon is no number"), std::string::npos)
+      << wrong.err;
 }
 
 class GuardedRun : public testing::Test {
  protected:
   ScratchFolder scratch_;
-  std::string guard(const std::string& body) const { return "sh " + scratch_.write("guard.sh", body).string(); }
+  std::string guard(const std::string& body) const {
+    return "sh " + scratch_.write("guard.sh", body).string();
+  }
   e2e::Outcome generate(const std::string& model, const std::vector<std::string>& more) const {
-    std::vector<std::string> arguments{"generate", "--model", model, "--prompt", "A **red** circle; 5 * 3.", "--height",
-                                       "32", "--width", "32", "--num-frames", "5", "--num-inference-steps", "1",
-                                       "--guidance-scale", "1", "--output", (scratch_.path() / "x.mp4").string(),
-                                       "--report", (scratch_.path() / "report.json").string()};
+    std::vector<std::string> arguments{"generate",
+                                       "--model",
+                                       model,
+                                       "--prompt",
+                                       "A **red** circle; 5 * 3.",
+                                       "--height",
+                                       "32",
+                                       "--width",
+                                       "32",
+                                       "--num-frames",
+                                       "5",
+                                       "--num-inference-steps",
+                                       "1",
+                                       "--guidance-scale",
+                                       "1",
+                                       "--output",
+                                       (scratch_.path() / "x.mp4").string(),
+                                       "--report",
+                                       (scratch_.path() / "report.json").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return e2e::run(arguments);
   }
@@ -101,8 +138,9 @@ class GuardedRun : public testing::Test {
   // What the report and the file itself say.
   void expect_recorded(const std::string& verdict) const {
     EXPECT_EQ(Json::load(scratch_.path() / "report.json").at("guardrail").as_string(), verdict);
-    EXPECT_NE(ScratchFolder::read(scratch_.path() / "x.mp4").find("\"guardrail\":\"" + verdict + "\""),
-              std::string::npos);
+    EXPECT_NE(
+        ScratchFolder::read(scratch_.path() / "x.mp4").find("\"guardrail\":\"" + verdict + "\""),
+        std::string::npos);
   }
 };
 
@@ -130,30 +168,34 @@ TEST_F(GuardedRun, WithoutOneItIsSkippedAndSaysSo) {
                                        .dump());
   const e2e::Outcome outcome = generate(asking.path().string(), {});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_NE(outcome.err.find("the licence of this model asks for one"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("the licence of this model asks for one"), std::string::npos)
+      << outcome.err;
   expect_recorded("skipped: none configured");
 }
 
 TEST_F(GuardedRun, BlockedOrBrokenWritesNothing) {
   const std::string approved = "printf '{\"verdict\": \"approved\"}'";
   const std::pair<std::string, const char*> cases[]{
-      {"printf '{\"verdict\": \"blocked\", \"reason\": \"no circles\"}'", "the prompt is blocked: no circles"},
-      {"[ $1 = prompt ] && " + approved + " || printf '{\"verdict\": \"blocked\"}'", "the frames are blocked"},
+      {"printf '{\"verdict\": \"blocked\", \"reason\": \"no circles\"}'",
+       "the prompt is blocked: no circles"},
+      {"[ $1 = prompt ] && " + approved + " || printf '{\"verdict\": \"blocked\"}'",
+       "the frames are blocked"},
       {"[ $1 = prompt ] && " + approved + "; true", "no verdict"},
       {"exit 1", "status 1"},
       {"[ $1 = prompt ] && " + approved + " || exit 4", "status 4"},
       {"sleep 30", "no verdict on the prompt within 0.5 seconds"},
   };
   for (const auto& [body, says] : cases) {
-    const e2e::Outcome outcome = generate(e2e::pico(), {"--guardrail", guard(body), "--guardrail-timeout", "0.5"});
+    const e2e::Outcome outcome =
+        generate(e2e::pico(), {"--guardrail", guard(body), "--guardrail-timeout", "0.5"});
     EXPECT_EQ(outcome.status, 2) << body;
     EXPECT_NE(outcome.err.find(says), std::string::npos) << outcome.err;
     EXPECT_FALSE(wrote_anything()) << body;
   }
 }
 
-// B35: no default that this program ships is anything a checker could trip over: the negative prompt it
-// passes on is empty unless the user gives one.
+// B35: no default that this program ships is anything a checker could trip over: the negative
+// prompt it passes on is empty unless the user gives one.
 TEST_F(GuardedRun, TheDefaultNegativePromptIsEmpty) {
   const std::string command = guard(R"sh(
 if [ "$1" = prompt ]; then grep -q '"negative_prompt":""' || exit 7; fi

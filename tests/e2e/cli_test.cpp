@@ -59,9 +59,9 @@ TEST_F(Cli, MakesAVideoWithItsSettingsInside) {
   EXPECT_EQ(report.at("settings").at("seed").as_int(), 7);
   EXPECT_EQ(report.at("step_seconds").items().size(), 2u);
   EXPECT_EQ(report.at("settings").at("scheduler").at("timesteps").items().size(), 2u);
-  // 8 layers, 2 branches, 2 steps, every call dense.
+  // 2 branches: 8 layers in 2 steps, and the text tower but for its last layer; every call dense.
   const auto& dispatch = report.at("attention").at("dispatch").items();
-  ASSERT_EQ(dispatch.size(), 8u * 2 * 2);
+  ASSERT_EQ(dispatch.size(), 2u * (8 * 2 + 7));
   for (const Json& call : dispatch) EXPECT_EQ(call.at("implementation").as_string(), "native");
   const Safetensors latents = Safetensors::open_file(file("latents.safetensors"));
   EXPECT_EQ(latents.view("latents").shape, (Shape{1, 16, 2, 4, 6}));

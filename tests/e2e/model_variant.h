@@ -1,4 +1,5 @@
-// Model folders made from the shipped checkpoint by changing a few of its files; the rest are links.
+// Model folders made from the shipped checkpoint by changing a few of its files; the rest are
+// links.
 #pragma once
 
 #include <filesystem>
@@ -17,8 +18,10 @@ class ModelVariant {
     namespace fs = std::filesystem;
     for (const auto& entry : fs::recursive_directory_iterator(pico())) {
       const fs::path to = path() / fs::relative(entry.path(), pico());
-      if (entry.is_directory()) fs::create_directories(to);
-      else fs::create_symlink(fs::canonical(entry.path()), to);
+      if (entry.is_directory())
+        fs::create_directories(to);
+      else
+        fs::create_symlink(fs::canonical(entry.path()), to);
     }
   }
   std::filesystem::path path() const { return folder_.path(); }

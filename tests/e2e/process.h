@@ -30,7 +30,8 @@ inline std::string pico() { return source_folder() + "/models/cosmos3-pico"; }
 
 class Process {
  public:
-  explicit Process(const std::vector<std::string>& arguments) {
+  // `program` is looked up in PATH when it is a bare name.
+  explicit Process(const std::vector<std::string>& arguments, const std::string& program = binary()) {
     pipe(out_.data());
     pipe(err_.data());
     pid_ = fork();
@@ -38,11 +39,10 @@ class Process {
       dup2(out_[1], STDOUT_FILENO);
       dup2(err_[1], STDERR_FILENO);
       for (int fd : {out_[0], out_[1], err_[0], err_[1]}) close(fd);
-      const std::string program = binary();
       std::vector<char*> argv{const_cast<char*>(program.c_str())};
       for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
       argv.push_back(nullptr);
-      execv(program.c_str(), argv.data());
+      execvp(program.c_str(), argv.data());
       _exit(127);
     }
     close(out_[1]);
@@ -58,6 +58,7 @@ class Process {
       err_text_.append(buffer, static_cast<size_t>(n));
     }
   }
+  pid_t pid() const { return pid_; }
   void signal(int number) const { kill(pid_, number); }
 
   Outcome finish() {

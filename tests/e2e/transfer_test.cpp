@@ -1,5 +1,5 @@
-// Structural control end to end. The shipped checkpoint never saw a control, so what is tested is what holds
-// for any weights.
+// Structural control end to end. The shipped checkpoint never saw a control, so what is tested is
+// what holds for any weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,8 @@ Frames square(int64_t count, int64_t step, uint8_t level = 255) {
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t y = 20; y < 40; ++y) {
       for (int64_t x = 4 + t * step; x < 24 + t * step && x < 64; ++x) {
-        for (int64_t c = 0; c < 3; ++c) frames.rgb[static_cast<size_t>(((t * 64 + y) * 64 + x) * 3 + c)] = level;
+        for (int64_t c = 0; c < 3; ++c)
+          frames.rgb[static_cast<size_t>(((t * 64 + y) * 64 + x) * 3 + c)] = level;
       }
     }
   }
@@ -56,7 +57,9 @@ class TransferRun : public testing::Test {
     static Engine shared = Engine::open(e2e::pico());
     return shared;
   }
-  static std::vector<float> latents(const Request& request) { return engine().generate(request).latents.values; }
+  static std::vector<float> latents(const Request& request) {
+    return engine().generate(request).latents.values;
+  }
 };
 
 TEST_F(TransferRun, OneControlIsTheSameWeightedAndJoint) {
@@ -86,8 +89,8 @@ TEST_F(TransferRun, WeightsChangeTheResult) {
   request.transfer->attention = "joint";
   EXPECT_GT(distance(latents(request), both), 1e-5);
 
-  // A control without weight leaves no trace: the target's result is that of the other alone, up to the
-  // guidance of the single hint, which is set here.
+  // A control without weight leaves no trace: the target's result is that of the other alone, up to
+  // the guidance of the single hint, which is set here.
   Request alone = steered({{"edge", square(5, 4), {}}});
   alone.guidance_scale = 3;
   alone.transfer->control_guidance = 1.5;
@@ -114,7 +117,8 @@ TEST_F(TransferRun, ControlsReachTheResultAndGuidanceAmplifiesThem) {
   EXPECT_EQ(latents(request), plain);
 }
 
-// Frames that are fixed have exactly the latents of the clean clip, so that other noise changes nothing there.
+// Frames that are fixed have exactly the latents of the clean clip, so that other noise changes
+// nothing there.
 TEST_F(TransferRun, ConditionedLatentsAreBitEqual) {
   Request request = steered({{"edge", square(9, 4), {}}});
   request.video = square(9, 4);
@@ -155,7 +159,8 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   begin.num_frames = 5;
   const Result alone = engine().generate(begin);
   ASSERT_EQ(alone.frames.count, 5);
-  EXPECT_TRUE(std::equal(alone.frames.rgb.begin(), alone.frames.rgb.end(), result.frames.rgb.begin()));
+  EXPECT_TRUE(
+      std::equal(alone.frames.rgb.begin(), alone.frames.rgb.end(), result.frames.rgb.begin()));
   // A later chunk depends on the one before through the frames it takes over.
   Request apart = request;
   apart.transfer->num_conditional_frames = 0;
@@ -166,7 +171,8 @@ TEST_F(TransferRun, TheReportNamesEachPass) {
   Request request = steered({{"edge", square(5, 4), {}}, {"seg", square(5, 2), {}}});
   request.num_inference_steps = 1;
   const Json report = Json::parse(engine().generate(request).report, "report");
-  // 8 layers; with controls and the prompt, with controls and no prompt: 2 passes each; without controls: 1.
+  // 8 layers; with controls and the prompt, with controls and no prompt: 2 passes each; without
+  // controls: 1.
   int weighted = 0, plain = 0;
   for (const Json& call : report.at("attention").at("dispatch").items()) {
     weighted += call.at("role").as_string() == "cosmos3.gen_multi_control";
@@ -187,18 +193,38 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
   for (int64_t i = 0; i < 9; ++i) writer.write(frames.frame(i));
   writer.finish();
   const std::vector<std::string> base{
-      "generate", "--model", e2e::pico(), "--prompt", "A square.", "--height", "64", "--width", "64",
-      "--num-inference-steps", "1", "--output", file("out.mp4"), "--report", file("report.json")};
+      "generate", "--model",  e2e::pico(),     "--prompt", "A square.",
+      "--height", "64",       "--width",       "64",       "--num-inference-steps",
+      "1",        "--output", file("out.mp4"), "--report", file("report.json")};
   const auto with = [&](std::vector<std::string> more) {
     std::vector<std::string> all = base;
     all.insert(all.end(), more.begin(), more.end());
     return e2e::run(all);
   };
-  const e2e::Outcome good = with({"--control", "edge=" + file("edge.mp4"), "--control", "seg=" + file("edge.mp4"),
-                                  "--control-weight", "edge=0.75", "--control-weight", "seg=0.25", "--control-guidance",
-                                  "2", "--num-video-frames-per-chunk", "5", "--num-conditional-frames", "1",
-                                  "--guidance-interval", "0", "900", "--control-guidance-interval", "100", "1000",
-                                  "--video-path", file("edge.mp4"), "--num-first-chunk-conditional-frames", "1"});
+  const e2e::Outcome good = with({"--control",
+                                  "edge=" + file("edge.mp4"),
+                                  "--control",
+                                  "seg=" + file("edge.mp4"),
+                                  "--control-weight",
+                                  "edge=0.75",
+                                  "--control-weight",
+                                  "seg=0.25",
+                                  "--control-guidance",
+                                  "2",
+                                  "--num-video-frames-per-chunk",
+                                  "5",
+                                  "--num-conditional-frames",
+                                  "1",
+                                  "--guidance-interval",
+                                  "0",
+                                  "900",
+                                  "--control-guidance-interval",
+                                  "100",
+                                  "1000",
+                                  "--video-path",
+                                  file("edge.mp4"),
+                                  "--num-first-chunk-conditional-frames",
+                                  "1"});
   ASSERT_EQ(good.status, 0) << good.err;
   EXPECT_EQ(read_video(file("out.mp4")).frames.size(), 9u);
   const Json transfer = Json::load(file("report.json")).at("settings").at("transfer");

@@ -1,0 +1,112 @@
+#include "engine/ranks.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dist/thread_comm.h"
+#include "engine/backends.h"
+#include "engine/job_state.h"
+#include "engine/report.h"
+
+namespace orrery {
+
+namespace {
+
+const MpiWorld* job_world(const EngineOptions& options) {
+  return options.job != nullptr ? options.job->state().world.get() : nullptr;
+}
+
+// A hash that a few flipped pixels change.
+uint64_t digest(const void* data, size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211u;
+  return hash;
+}
+
+std::string digest_of(const std::optional<Frames>& frames) {
+  if (!frames) return "none";
+  return concat(frames->count, "x", frames->height, "x", frames->width, " ",
+                digest(frames->rgb.data(), frames->rgb.size()));
+}
+
+std::string digest_of(const std::optional<FloatTensor>& tensor) {
+  if (!tensor) return "none";
+  return concat(tensor->values.size(), " ",
+                digest(tensor->values.data(), tensor->values.size() * sizeof(float)));
+}
+
+}  // namespace
+
+Mesh mesh_of(const EngineOptions& options) {
+  return {options.tp_degree, options.cp_degree, options.cfg_degree};
+}
+
+std::shared_ptr<World> make_world(const EngineOptions& options) {
+  if (job_world(options) != nullptr) return options.job->state().world;
+  return std::make_shared<ThreadWorld>(mesh_of(options).world());
+}
+
+void check_mesh(const EngineOptions& options, const TransformerConfig& config,
+                const Settings* settings) {
+  const Mesh mesh = mesh_of(options);
+  const MpiWorld* job = job_world(options);
+  mesh.check({config.num_attention_heads, config.num_key_value_heads, {config.intermediate_size}},
+             job != nullptr ? job->size() : mesh.world());
+  if (settings == nullptr || mesh.cfg == 1) return;
+  const bool has_branches =
+      settings->guided() || (settings->transfer && settings->transfer->amplifies());
+  require(has_branches, "cfg degree ", mesh.cfg,
+          " shares out the branches of the guidance, but guidance_scale ", settings->guidance_scale,
+          " leaves one; use cfg degree 1, or another guidance scale");
+}
+
+EngineOptions options_of_rank(const EngineOptions& options, const World& world, int rank) {
+  EngineOptions mine = options;
+  if (rank != 0) mine.log = {};
+  const std::vector<int> local = world.local();
+  const auto here = static_cast<int>(local.size());
+  if (here > 1) mine.num_threads = std::max(1, cpu_threads(options) / here);
+  const MpiWorld* job = job_world(options);
+  const auto place = static_cast<int>(std::find(local.begin(), local.end(), rank) - local.begin());
+  const int index = job != nullptr ? job->local_index() : place;
+  if (index > 0) mine.device = device_after(options.device, index);
+  return mine;
+}
+
+MeshGroups connect(World& world, const EngineOptions& of_rank, int rank, const Backend& backend) {
+  MeshGroups groups = make_groups(world, mesh_of(of_rank), rank);
+  if (backend.device() == DeviceKind::cpu) return groups;
+  for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg}) {
+    if (*group) *group = make_device_communicator(**group, backend, of_rank.device);
+  }
+  return groups;
+}
+
+void abort(const MeshGroups& groups) {
+  for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
+    if (group != nullptr) group->abort();
+  }
+}
+
+std::string fingerprint(const Request& request, const Settings& settings,
+                        const EngineOptions& options) {
+  std::string text = settings_json(request, settings).dump();
+  for (const std::string& part :
+       {options.attention, options.dtype, options.device, options.guardrail}) {
+    text += concat(" ", part.size(), ":", part);
+  }
+  text += concat(" mesh ", options.tp_degree, " ", options.cp_degree, " ", options.cfg_degree);
+  for (const LoraFile& lora : options.lora)
+    text += concat(" lora ", lora.file.string(), " ", lora.scale);
+  text += concat(" image ", digest_of(request.image), " video ", digest_of(request.video),
+                 " latents ", digest_of(request.latents), " tiling ", request.vae_tiling);
+  if (request.action) text += " actions " + digest_of(request.action->raw_actions);
+  if (request.transfer) {
+    for (const Control& control : request.transfer->controls)
+      text += " control " + digest_of(control.video);
+  }
+  return text;
+}
+
+}  // namespace orrery
