@@ -352,9 +352,9 @@ TEST(StrategyRun, ComparesSideBySide) {
                                          "--prompt",
                                          "A small red circle moves left on a black background.",
                                          "--height",
-                                         "128",
+                                         "192",
                                          "--width",
-                                         "128",
+                                         "192",
                                          "--num-frames",
                                          "17",
                                          "--num-inference-steps",
@@ -375,11 +375,11 @@ TEST(StrategyRun, ComparesSideBySide) {
 
   const Video video = read_video(scratch.path() / "compare.mp4");
   EXPECT_EQ(video.frames.size(), 17u);
-  EXPECT_EQ(video.width, 3 * 128);
-  EXPECT_GT(video.height, 128);  // the labels
+  EXPECT_EQ(video.width, 3 * 192);
+  EXPECT_GT(video.height, 192);  // the labels
   const Image sheet = read_image(scratch.path() / "compare.png");
-  EXPECT_EQ(sheet.width, 5 * 128);
-  EXPECT_GT(sheet.height, 3 * 128);
+  EXPECT_EQ(sheet.width, 5 * 96);
+  EXPECT_GT(sheet.height, 3 * 96);
 
   const Json table = Json::load(scratch.path() / "compare.json");
   ASSERT_EQ(table.items().size(), 3u);
