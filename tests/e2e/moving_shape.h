@@ -85,7 +85,7 @@ inline const std::vector<Caption> kCaptions{
     {"A small white square moves right on a teal background.", "white", 1, 0},
     {"A large yellow circle moves up on a navy background.", "yellow", 0, -1},
     {"On a black background, a small green square moves down.", "green", 0, 1},
-    {"Large purple triangle, gray background, it stays still.", "purple", 0, 0},
+    {"A large blue square stays still on a black background.", "blue", 0, 0},
 };
 
 // What is wrong with the clip; empty when it shows what the caption says.
