@@ -43,6 +43,12 @@ struct Checker {
     that(is_weight(x.dtype), name, " is ", name_of(x.dtype), ", expected f32, bf16 or f16");
     shape(name, x, {size});
   }
+  // Elements of one type, one after another.
+  void plain(const char* name, const View& x, DType dtype) const {
+    on_device(name, x);
+    that(x.dtype == dtype && x.contiguous(), name, " is ", name_of(x.dtype), " with strides ",
+         x.strides, ", expected contiguous ", name_of(dtype));
+  }
   // An activation tensor: present, on the device, f32 or bf16, rows contiguous.
   void tensor(const char* name, const View& x) const {
     on_device(name, x);
@@ -170,6 +176,33 @@ void Backend::activation(MutView out, View x, Activation kind) {
   check.shape("x", x, {out.dim(0), width});
   if (out.numel() == 0) return;
   run("activation", 4.0 * double(out.numel()), touched({out, x}), [&] { do_activation(out, x, kind); });
+}
+
+void Backend::clamp(MutView x, float low, float high) {
+  const Checker check{"clamp", device()};
+  check.plain("x", x, DType::f32);
+  check.that(low <= high, "the bounds are ", low, " and ", high);
+  if (x.numel() == 0) return;
+  run("clamp", 2.0 * double(x.numel()), touched({x, x}), [&] { do_clamp(x, low, high); });
+}
+
+void Backend::to_bytes(MutView out, View x) {
+  const Checker check{"to_bytes", device()};
+  check.plain("out", out, DType::u8);
+  check.plain("x", x, DType::f32);
+  check.shape("out", out, x.shape);
+  if (out.numel() == 0) return;
+  run("to_bytes", 6.0 * double(x.numel()), touched({out, x}), [&] { do_to_bytes(out, x); });
+}
+
+bool Backend::all_finite(View x) {
+  const Checker check{"all_finite", device()};
+  check.tensor("x", x);
+  check.that(x.contiguous(), "x needs contiguous elements, has strides ", x.strides);
+  bool finite = true;
+  if (x.numel() > 0)
+    run("all_finite", double(x.numel()), touched({x}), [&] { finite = do_all_finite(x); });
+  return finite;
 }
 
 void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids) {

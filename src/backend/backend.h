@@ -100,6 +100,14 @@ class Backend {
   void add_row(MutView x, View row);
   // out [M, N] = activation(x); x [M, N], or [M, 2N] for silu_gate. out may be x except for silu_gate.
   void activation(MutView out, View x, Activation kind);
+  // x = x clamped to [low, high], in place; NaN stays NaN. Contiguous f32.
+  void clamp(MutView x, float low, float high);
+  // out u8 = x from [-1, 1] to [0, 255]: rint(255 clamp(x / 2 + 1 / 2, 0, 1)), half to even; NaN
+  // gives 0. Contiguous; x f32 of the same shape.
+  void to_bytes(MutView out, View x);
+  // Whether no value of x (contiguous f32 or bf16) is NaN or infinite. Waits for the device. True
+  // in a dry run.
+  bool all_finite(View x);
   // out [M, N] = table[ids[m]]; table [V, N] f32/bf16. ids on the host; each in [0, V).
   void gather_rows(MutView out, View table, std::span<const int64_t> ids);
 
@@ -168,6 +176,9 @@ class Backend {
   virtual void do_lincomb(MutView out, std::span<const Term> terms) = 0;
   virtual void do_add_row(MutView x, View row) = 0;
   virtual void do_activation(MutView out, View x, Activation kind) = 0;
+  virtual void do_clamp(MutView x, float low, float high) = 0;
+  virtual void do_to_bytes(MutView out, View x) = 0;
+  virtual bool do_all_finite(View x) = 0;
   virtual void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) = 0;
   virtual void do_linear(MutView out, View x, View w, const LinearOptions& options) = 0;
   virtual void do_rms_norm(MutView out, View x, View weight, const Norm& norm) = 0;

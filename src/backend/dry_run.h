@@ -30,6 +30,9 @@ class DryRunBackend final : public Backend {
   void do_lincomb(MutView, std::span<const Term>) override {}
   void do_add_row(MutView, View) override {}
   void do_activation(MutView, View, Activation) override {}
+  void do_clamp(MutView, float, float) override {}
+  void do_to_bytes(MutView, View) override {}
+  bool do_all_finite(View) override { return true; }
   void do_gather_rows(MutView, View, std::span<const int64_t>) override {}
   void do_linear(MutView, View, View, const LinearOptions&) override {}
   void do_rms_norm(MutView, View, View, const Norm&) override {}

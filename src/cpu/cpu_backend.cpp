@@ -34,6 +34,9 @@ class CpuBackend final : public Backend {
   void do_activation(MutView out, View x, Activation kind) override {
     cpu::activation(context_, out, x, kind);
   }
+  void do_clamp(MutView x, float low, float high) override { cpu::clamp(context_, x, low, high); }
+  void do_to_bytes(MutView out, View x) override { cpu::to_bytes(context_, out, x); }
+  bool do_all_finite(View x) override { return cpu::all_finite(context_, x); }
   void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
     cpu::gather_rows(context_, out, table, ids);
   }

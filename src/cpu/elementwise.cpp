@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -182,6 +183,57 @@ void activation(Context& context, MutView out, View x, Activation kind) {
     }
     finish_row(kernels, y, out.mut(), out.dtype, to, n);
   });
+}
+
+namespace {
+
+// fn(first element, n) for pieces of `count` elements, on all threads.
+template <typename Fn>
+void for_elements(const Context& context, int64_t count, const Fn& fn) {
+  const int64_t pieces = (count + kChunk - 1) / kChunk;
+  parallel_ranges(context, pieces, 32, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * kChunk; i < end * kChunk; i += kChunk)
+      fn(i, std::min(kChunk, count - i));
+  });
+}
+
+}  // namespace
+
+void clamp(Context& context, MutView x, float low, float high) {
+  for_elements(context, x.numel(), [&](int64_t first, int64_t n) {
+    float* values = x.as<float>() + first;
+    // NaN compares false with both.
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = values[i];
+      values[i] = value < low ? low : value > high ? high : value;
+    }
+  });
+}
+
+void to_bytes(Context& context, MutView out, View x) {
+  for_elements(context, x.numel(), [&](int64_t first, int64_t n) {
+    const float* values = x.as<float>() + first;
+    uint8_t* bytes = out.as<uint8_t>() + first;
+    for (int64_t i = 0; i < n; ++i) {
+      const float unit = values[i] * 0.5f + 0.5f;
+      // The comparisons are this way round so that NaN becomes 0.
+      bytes[i] =
+          static_cast<uint8_t>(std::nearbyint((unit > 0 ? std::min(unit, 1.0f) : 0.0f) * 255.0f));
+    }
+  });
+}
+
+bool all_finite(Context& context, View x) {
+  std::atomic<bool> finite = true;
+  for_elements(context, x.numel(), [&](int64_t first, int64_t n) {
+    alignas(64) float buffer[kChunk];
+    const float* values = read_row(context.kernels, buffer, x.data, x.dtype, first, n);
+    // A finite float times zero is zero; NaN and infinity survive the sum. Vectorises.
+    float sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += values[i] * 0.0f;
+    if (sum != 0.0f) finite = false;
+  });
+  return finite;
 }
 
 void gather_rows(Context& context, MutView out, View table, std::span<const int64_t> ids) {

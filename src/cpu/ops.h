@@ -14,6 +14,9 @@ void fill(Context& context, MutView out, float value);
 void lincomb(Context& context, MutView out, std::span<const Term> terms);
 void add_row(Context& context, MutView x, View row);
 void activation(Context& context, MutView out, View x, Activation kind);
+void clamp(Context& context, MutView x, float low, float high);
+void to_bytes(Context& context, MutView out, View x);
+bool all_finite(Context& context, View x);
 void gather_rows(Context& context, MutView out, View table, std::span<const int64_t> ids);
 void snake(Context& context, MutView out, View x, View alpha, View beta);
 

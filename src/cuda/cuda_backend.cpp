@@ -83,6 +83,9 @@ class CudaBackend final : public Backend {
   void do_activation(MutView out, View x, Activation kind) override {
     cuda::epilogue(stream(), out, x, {}, {}, kind);
   }
+  void do_clamp(MutView x, float low, float high) override { cuda::clamp(stream(), x, low, high); }
+  void do_to_bytes(MutView out, View x) override { cuda::to_bytes(stream(), out, x); }
+  bool do_all_finite(View x) override;
   void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
     cuda::gather_rows(stream(), out, table, ids);
   }
@@ -120,7 +123,8 @@ class CudaBackend final : public Backend {
   Gemm gemm_{context_};
   Convolution convolution_{context_, cudnn_, gemm_};
   Attention attention_{context_, cudnn_, gemm_};
-  Scratch q_cells_{context_}, k_cells_{context_}, products_{context_}, scores_{context_};
+  Scratch flag_{context_}, q_cells_{context_}, k_cells_{context_}, products_{context_},
+      scores_{context_};
   std::map<std::string, Graph, std::less<>> graphs_;
 };
 
@@ -162,6 +166,16 @@ void CudaBackend::capture(Graph& graph, const std::function<void()>& fn) {
   check(made);
   context_.has_graphs = true;
   graph.last_attention = last_attention_;
+}
+
+bool CudaBackend::do_all_finite(View x) {
+  context_.require_eager("looking for values that are not finite");
+  void* flag = flag_.get(sizeof(int32_t));
+  check(cudaMemsetAsync(flag, 0, sizeof(int32_t), stream()));
+  cuda::find_non_finite(stream(), static_cast<int32_t*>(flag), x);
+  int32_t found = 0;
+  transfer_.download(&found, flag, sizeof found);
+  return found == 0;
 }
 
 void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View k,

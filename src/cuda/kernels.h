@@ -18,6 +18,11 @@ void copy(Stream stream, MutView out, View x);
 void fill(Stream stream, MutView out, float value);
 void lincomb(Stream stream, MutView out, std::span<const Term> terms);
 
+// As Backend::clamp and to_bytes. found becomes 1 when a value of x is NaN or infinite.
+void clamp(Stream stream, MutView x, float low, float high);
+void to_bytes(Stream stream, MutView out, View x);
+void find_non_finite(Stream stream, int32_t* found, View x);
+
 // out [M, N] = activation(x + bias) + residual; x [M, N], or [M, 2N] for silu_gate. bias, residual
 // optional.
 void epilogue(Stream stream, MutView out, View x, View bias, View residual, Activation kind);

@@ -123,7 +123,7 @@ class Bench {
     run.step(0, nullptr);
     step_flops_ = 0;
     for (const auto& [op, stats] : dry.stats()) step_flops_ += stats.flops;
-    if (with_vae) run.decode([](View) {});
+    if (with_vae) run.decode([](View, View) {});
     return arena.peak();
   }
 
@@ -155,6 +155,33 @@ class Bench {
     line_(out.dump());
   }
 
+  // Where the time of a stage goes: one line an operation, each against the larger of what its
+  // flops and its bytes need. `less` is taken off (another run's share), then all is divided by
+  // `parts`.
+  void report_operations(const std::string& name, const OpTable& table, const OpTable& less,
+                         double parts) {
+    const double flops = gemm_ceiling(*backend_, dtype_), bytes = copy_ceiling(*backend_);
+    for (const auto& [op, total] : table) {
+      OpStats stats = total;
+      if (const auto it = less.find(op); it != less.end()) {
+        stats.seconds -= it->second.seconds;
+        stats.flops -= it->second.flops;
+        stats.bytes -= it->second.bytes;
+      }
+      if (stats.seconds <= 0) continue;
+      report(concat(name, ", ", op), stats.seconds / parts * 1e3, "ms",
+             std::max(stats.flops / flops, stats.bytes / bytes) / parts * 1e3);
+    }
+  }
+
+  OpTable profile(const std::function<void()>& body) {
+    backend_->reset_stats();
+    backend_->set_profiling(true);
+    body();
+    backend_->set_profiling(false);
+    return backend_->stats();
+  }
+
   // Median over steps after one that warms up.
   double step_seconds(Run& run, int steps) {
     std::vector<double> times;
@@ -172,6 +199,7 @@ class Bench {
     more.num_hidden_layers = 4;
     double times[2];
     double flops[2];
+    OpTable operations[2];
     for (int i = 0; i < 2; ++i) {
       Setup setup = make(i == 0 ? few : more, false);
       NormalGenerator noise(RngKind::cuda, 1);
@@ -179,10 +207,13 @@ class Bench {
       setup.run->start(&noise, false, {});
       times[i] = step_seconds(*setup.run, 6);
       flops[i] = step_flops_;
+      operations[i] = profile([&] { setup.run->step(6, nullptr); });
     }
     const double rate = gemm_ceiling(*backend_, dtype_);
     config_.num_hidden_layers = 1;
-    report("one generation layer", (times[1] - times[0]) / 3 * 1e3, "ms", (flops[1] - flops[0]) / 3 / rate * 1e3);
+    report("one generation layer", (times[1] - times[0]) / 3 * 1e3, "ms",
+           (flops[1] - flops[0]) / 3 / rate * 1e3);
+    report_operations("one generation layer", operations[1], operations[0], 3);
   }
 
   void vae() {
@@ -194,7 +225,7 @@ class Bench {
     place_weights(dry, [&](WeightVisitor& v) { model.visit(v); }, dtype_);
     const Shape shape{vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width};
     Arena measuring = Arena::measuring(dry.device());
-    model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, [](View) {});
+    model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, [](View, View) {});
     double flops = 0;
     for (const auto& [op, stats] : dry.stats()) flops += stats.flops;
 
@@ -203,9 +234,10 @@ class Bench {
     std::vector<float> values(static_cast<size_t>(shape.numel()));
     NormalGenerator(RngKind::cuda, 1).fill(values);
     backend_->upload(latents.view, make_view(values.data(), shape, DType::f32));
-    const auto decode = [&] { autoencoder.decode(arena, latents.view, {}, [](View) {}); };
+    const auto decode = [&] { autoencoder.decode(arena, latents.view, {}, [](View, View) {}); };
     decode();
     report("VAE decode", seconds(decode), "s", flops / gemm_ceiling(*backend_, dtype_));
+    report_operations("VAE decode", profile(decode), {}, 1);
   }
 
   void whole(bool e2e) {
@@ -225,7 +257,7 @@ class Bench {
     run.prefill();
     run.start(&noise, false, {});
     run.step(0, nullptr);
-    run.decode([](View) {});
+    run.decode([](View, View) {});
     double steps = 0, decode = 0;
     const double total = seconds([&] {
       run.prefill();
@@ -233,7 +265,7 @@ class Bench {
       steps = seconds([&] {
         for (int i = 0; i < settings_.schedule.num_steps(); ++i) run.step(i, nullptr);
       });
-      decode = seconds([&] { run.decode([](View) {}); });
+      decode = seconds([&] { run.decode([](View, View) {}); });
     });
     const double rate = gemm_ceiling(*backend_, dtype_);
     report(concat(settings_.schedule.num_steps(), " denoising steps"), steps, "s",

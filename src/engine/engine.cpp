@@ -1,7 +1,6 @@
 #include "orrery/engine.h"
 
 #include <chrono>
-#include <cmath>
 #include <ctime>
 
 #include "attention/describe.h"
@@ -32,12 +31,6 @@ std::string summary(const Settings& s) {
   if (s.frames > 1) line += concat(s.fps, " fps");
   return line + concat(", ", s.schedule.num_steps(), " steps, guidance ", s.guidance_scale, ", seed ", s.seed,
                        ", sampler: ", s.scheduler_note);
-}
-
-uint8_t to_8bit(float value) {
-  // [-1, 1] to [0, 255], half to even as the reference rounds.
-  const float unit = std::min(std::max(value * 0.5f + 0.5f, 0.0f), 1.0f);
-  return static_cast<uint8_t>(std::nearbyint(unit * 255.0f));
 }
 
 }  // namespace
@@ -282,8 +275,11 @@ void encode_chunk(Run& run, const Request& request, const Settings& settings, co
 // before and those past the end; the last ones as they are for the next chunk.
 class ChunkFrames {
  public:
-  ChunkFrames(const Settings& settings, int64_t index, Frames& out)
-      : out_(out), plane_(settings.height * settings.width), limit_(settings.frames) {
+  ChunkFrames(Backend& backend, const Settings& settings, int64_t index, Frames& out)
+      : backend_(backend),
+        out_(out),
+        plane_(settings.height * settings.width),
+        limit_(settings.frames) {
     if (!settings.transfer) return;
     const TransferSettings& transfer = *settings.transfer;
     skipped_ = index == 0 ? 0 : transfer.conditional;
@@ -294,13 +290,13 @@ class ChunkFrames {
     carried_.resize(static_cast<size_t>(3 * kept_count_ * plane_));
   }
 
-  void take(View frames) {
+  void take(View bytes, View frames) {
     for (int64_t i = 0; i < frames.dim(0); ++i, ++taken_) {
-      const float* pixels = frames.as<float>() + i * plane_ * 3;
       const int64_t kept = taken_ - kept_begin_;
-      if (kept >= 0 && kept < kept_count_) carry(pixels, kept);
+      if (kept >= 0 && kept < kept_count_) carry(frames.select(0, i), kept);
       if (taken_ < skipped_ || out_.count == limit_) continue;
-      for (int64_t p = 0; p < plane_ * 3; ++p) out_.rgb.push_back(to_8bit(pixels[p]));
+      const uint8_t* pixels = bytes.select(0, i).as<uint8_t>();
+      out_.rgb.insert(out_.rgb.end(), pixels, pixels + plane_ * 3);
       ++out_.count;
     }
   }
@@ -308,14 +304,18 @@ class ChunkFrames {
   std::vector<float> carried() { return std::move(carried_); }
 
  private:
-  void carry(const float* pixels, int64_t at) {
+  void carry(View frame, int64_t at) {
+    std::vector<float> pixels(static_cast<size_t>(frame.numel()));
+    backend_.download(make_mut_view(pixels.data(), frame.shape, DType::f32), frame);
     for (int64_t p = 0; p < plane_; ++p) {
       for (int64_t c = 0; c < 3; ++c) {
-        carried_[static_cast<size_t>((c * kept_count_ + at) * plane_ + p)] = pixels[p * 3 + c];
+        carried_[static_cast<size_t>((c * kept_count_ + at) * plane_ + p)] =
+            pixels[static_cast<size_t>(p * 3 + c)];
       }
     }
   }
 
+  Backend& backend_;
   Frames& out_;
   int64_t plane_, limit_;
   int64_t skipped_ = 0, taken_ = 0;
@@ -427,9 +427,9 @@ Result Engine::Ranks::generate(State& state, const Request& request, const Progr
     if (!leads && chunk + 1 == settings.chunks()) return {};
     const int64_t fresh = settings.frames - result.frames.count;
     stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
-      ChunkFrames made(settings, chunk, result.frames);
-      run->decode([&](View frames) {
-        made.take(frames);
+      ChunkFrames made(backend, settings, chunk, result.frames);
+      run->decode([&](View bytes, View frames) {
+        made.take(bytes, frames);
         stages.report(made.taken());
       });
       carried = made.carried();

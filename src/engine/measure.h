@@ -32,5 +32,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
 // Flops a second that this backend reaches on one large matrix product in `dtype`: the ceiling that
 // times are held against.
 double gemm_ceiling(Backend& backend, DType dtype);
+// Bytes read and written a second by one large copy.
+double copy_ceiling(Backend& backend);
 
 }  // namespace orrery

@@ -23,13 +23,6 @@ Sequence make_sequence(const Settings& s, const Transformer& transformer, const 
   return sequence;
 }
 
-bool all_finite(std::span<const float> values) {
-  // A sum of finite floats times zero is zero; NaN and infinity survive. Vectorises.
-  float sum = 0;
-  for (float value : values) sum += value * 0.0f;
-  return sum == 0.0f;
-}
-
 }  // namespace
 
 Run::Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
@@ -299,10 +292,7 @@ void Run::step(int i, NormalGenerator* noise) {
 void Run::require_finite(int i, float timestep) {
   for (const Stream* stream : {&vision_, &sound_, &action_}) {
     if (!*stream) continue;
-    const View v = stream->velocity[0].view;
-    host_check_.resize(static_cast<size_t>(v.numel()));
-    backend_.download(make_mut_view(host_check_.data(), v.shape, DType::f32), v);
-    if (!all_finite(host_check_)) name_non_finite(i, timestep);
+    if (!backend_.all_finite(stream->velocity[0].view)) name_non_finite(i, timestep);
   }
 }
 
@@ -330,9 +320,7 @@ void Run::name_non_finite(int i, float timestep) {
   size_t context = 0;
   transformer.set_probe([&](Tower tower, int layer, View hidden) {
     if (first != INFINITY) return;
-    Tensor values = backend_.allocate_tensor(hidden.shape, DType::f32);
-    backend_.copy(values.view, hidden);
-    if (all_finite(download(values.view))) return;
+    if (backend_.all_finite(hidden)) return;
     const int64_t place = static_cast<int64_t>(context) * 2 + (tower == Tower::gen ? 1 : 0);
     first = static_cast<float>(place * layers + layer);
   });
@@ -353,7 +341,15 @@ void Run::name_non_finite(int i, float timestep) {
        where, ". The weights are damaged or overflow in ", name_of(transformer.dtype()), "; nothing was written");
 }
 
-void Run::decode(const Vae::FrameSink& sink) { networks_.vae.decode(arena_, vision_.sample.view, tiling_, sink); }
+void Run::decode(const FrameSink& sink) {
+  std::vector<uint8_t> host;
+  networks_.vae.decode(arena_, vision_.sample.view, tiling_, [&](View frames, View bytes) {
+    host.resize(static_cast<size_t>(bytes.numel()));
+    const MutView copy = make_mut_view(host.data(), bytes.shape, DType::u8);
+    backend_.download(copy, bytes);
+    sink(copy, frames);
+  });
+}
 
 std::vector<std::vector<float>> Run::decode_sound() {
   if (!sound_) return {};

@@ -57,8 +57,10 @@ class Run {
   // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer when
   // a velocity is not finite.
   void step(int i, NormalGenerator* noise);
-  // Frames in order, f32 [n, H, W, 3] in host memory, valid during the call.
-  void decode(const Vae::FrameSink& sink);
+  // Frames in order: `bytes` u8 [n, H, W, 3] in host memory and the same as f32 in [-1, 1] on the
+  // backend, both valid during the call. A dry run does not call `sink`.
+  using FrameSink = std::function<void(View bytes, View frames)>;
+  void decode(const FrameSink& sink);
   // [channels, samples]: whole latent frames of sound. Empty without sound.
   std::vector<std::vector<float>> decode_sound();
 
@@ -120,7 +122,6 @@ class Run {
   std::vector<Tensor> controls_;  // clean latents of transfer's controls
   Tensor clean_;  // conditioned latents [C, conditioned frames prefix, h, w]; empty without any
   Stream vision_, sound_, action_;
-  std::vector<float> host_check_;
 };
 
 }  // namespace orrery

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -18,7 +16,7 @@ namespace {
 // Size of a chunk's widest activation beyond which more frames at a time gain nothing: on the CPU
 // they leave its caches, on an accelerator all of it is busy.
 constexpr int64_t chunk_bytes(DeviceKind device) {
-  return device == DeviceKind::cpu ? int64_t{8} << 20 : int64_t{256} << 20;
+  return device == DeviceKind::cpu ? int64_t{8} << 20 : int64_t{1} << 30;
 }
 
 // Latent frames a chunk, `bytes` each, of `total`; never 0.
@@ -39,16 +37,6 @@ void check_tiling(const VaeTiling& tiling, int64_t factor) {
           "vae: tiles of ", tiling.tile, " with stride ", tiling.stride,
           ": both must be positive multiples of ", factor,
           " and the stride no larger than the tile");
-}
-
-// Clamps to [-1, 1]. False when a value is NaN or infinite.
-bool clamp(std::span<float> values) {
-  bool finite = true;
-  for (float& value : values) {
-    finite &= std::abs(value) <= std::numeric_limits<float>::max();
-    value = std::clamp(value, -1.0f, 1.0f);
-  }
-  return finite;
 }
 
 // The frames of a stretch of `total` that chunks of 1, then `size` cut it into.
@@ -110,7 +98,7 @@ void Vae::denormalise(MutView z, View latents) {
 }
 
 void Vae::check_finite(View latents, const char* what) {
-  if (backend_.is_dry()) return;
+  if (backend_.all_finite(latents)) return;
   Tensor host = allocate_host_tensor(latents.shape, DType::f32);
   backend_.download(host.view, latents);
   const float* values = host.view.as<float>();
@@ -157,6 +145,14 @@ void Vae::encode_frames(Arena& arena, View pixels, const ChunkSink& done) {
   });
 }
 
+void Vae::make_doublings() {
+  if (!doubling_.empty()) return;
+  for (const LevelWeights& level : weights_->decoder.levels) {
+    doubling_.push_back(level.resamples ? make_doubling(backend_, level.resample, options_.dtype)
+                                        : DoublingWeights{});
+  }
+}
+
 void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
   const int64_t total = z.dim(0), channels = z.dim(3);
   const int64_t scale = config_.scale_factor_spatial / config_.patch_size;
@@ -164,8 +160,9 @@ void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
                         config_.decoder_base_dim * size_of(options_.dtype);
   const int64_t chunk = chunk_size(options_.decode_chunk, bytes, total, backend_.device());
   Arena::Scope scope(arena);
+  make_doublings();
   VaePass pass(backend_, arena, options_.dtype, weights_->decoder, VaePass::Half::decoder, z.dim(1),
-               z.dim(2), count_chunks(total, chunk));
+               z.dim(2), count_chunks(total, chunk), doubling_);
   for_each_chunk(total, chunk, [&](int64_t begin, int64_t latents) {
     Arena::Scope chunk_scope(arena);
     MutView frames = arena.make(pass.output_shape(latents), options_.dtype);
@@ -300,7 +297,6 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   MutView z =
       arena.make({latents.dim(1), latents.dim(2), latents.dim(3), config_.z_dim}, options_.dtype);
   denormalise(z, latents);
-  Tensor host;
   int64_t at = 0;
   const auto deliver = [&](MutView chunk) {
     Arena::Scope chunk_scope(arena);
@@ -309,22 +305,20 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
     backend_.copy(
         pixels.reshape({frames, height, patch, width, patch, 3}),
         chunk.reshape({frames, height, width, 3, patch, patch}).permute({0, 1, 5, 2, 4, 3}));
-    if (backend_.is_dry()) return;
-    if (pixels.device != DeviceKind::cpu) {
-      if (!host || host.view.shape != pixels.shape)
-        host = allocate_host_tensor(pixels.shape, DType::f32);
-      backend_.download(host.view, pixels);
-      pixels = host.view;
-    }
-    const int64_t values = pixels.numel() / frames;
-    for (int64_t t = 0; t < frames; ++t) {
-      require(
-          clamp({pixels.as<float>() + t * values, static_cast<size_t>(values)}), ErrorKind::numeric,
-          kOp, ": frame ", at + t, " is not finite although its latents are; ",
+    if (!backend_.all_finite(pixels)) {
+      int64_t frame = 0;
+      while (backend_.all_finite(pixels.slice(0, frame, 1))) ++frame;
+      fail(
+          ErrorKind::numeric, kOp, ": frame ", at + frame,
+          " is not finite although its latents are; ",
           options_.dtype == DType::bf16 ? "decode in f32" : "the weights do not fit these latents");
     }
+    backend_.clamp(pixels, -1, 1);
+    const MutView bytes = arena.make(pixels.shape, DType::u8);
+    backend_.to_bytes(bytes, pixels);
+    if (backend_.is_dry()) return;
     at += frames;
-    sink(pixels);
+    sink(pixels, bytes);
   };
   if (tiled) {
     // All frames of the picture at once are too many for one conversion buffer.

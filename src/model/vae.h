@@ -53,6 +53,7 @@ struct VaeOptions {
 };
 
 struct VaeWeights;
+struct DoublingWeights;
 
 // Immutable after construction and loading; one per backend. Calls take an arena for activations
 // and caches; the control flow of a call depends on shapes only, so a dry run sizes the arena
@@ -71,11 +72,11 @@ class Vae {
               bool raw = false);
 
   // latents [z, T, h, w] f32 normalised, contiguous, on the backend. Each finished group of frames
-  // is handed to `sink` in order as f32 [frames, H, W, 3] in host memory, clamped to [-1, 1]; the
-  // view is valid during the call only. A tiled decode hands over nothing before the last tile is
-  // done. A dry run does not call `sink`. Throws Error{numeric} naming the latent or the frame that
-  // is not finite.
-  using FrameSink = std::function<void(View frames)>;
+  // is handed to `sink` in order, on the backend: `frames` f32 [frames, H, W, 3] clamped to [-1,
+  // 1], `bytes` u8 the same in [0, 255]; the views are valid during the call only. A tiled decode
+  // hands over nothing before the last tile is done. A dry run does not call `sink`. Throws
+  // Error{numeric} naming the latent or the frame that is not finite.
+  using FrameSink = std::function<void(View frames, View bytes)>;
   void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink);
 
  private:
@@ -87,13 +88,15 @@ class Vae {
   void decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done);
   void normalise(MutView latents, View mean);
   void denormalise(MutView z, View latents);
+  void make_doublings();
   void check_finite(View latents, const char* what);
 
   Backend& backend_;
   VaeConfig config_;
   VaeOptions options_;
   std::unique_ptr<VaeWeights> weights_;
-  Tensor one_;  // 1.0f, broadcast where a constant is added
+  std::vector<DoublingWeights> doubling_;  // made from weights_ at the first decode
+  Tensor one_;                             // 1.0f, broadcast where a constant is added
 };
 
 }  // namespace orrery

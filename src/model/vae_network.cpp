@@ -44,6 +44,39 @@ View every_channel(View x, int64_t n, int64_t i) {
 
 }  // namespace
 
+DoublingWeights make_doubling(Backend& backend, const ConvWeights& conv, DType dtype) {
+  const View& w = conv.weight;  // [C, Cin, 3, 3]
+  const int64_t out = w.dim(0), in = w.dim(1);
+  const Tensor wide = backend.allocate_tensor(w.shape, DType::f32);
+  backend.copy(wide.view, w);
+  DoublingWeights doubling{backend.allocate_tensor({4 * out, in, 1, 2, 2}, dtype),
+                           backend.allocate_tensor({4 * out}, dtype)};
+  // Taps of the doubled picture that meet pixel r of the two that place b sees.
+  const auto taps = [](int64_t b, int64_t r) {
+    return b == 0 ? (r == 0 ? std::pair{0, 1} : std::pair{1, 3})
+                  : (r == 0 ? std::pair{0, 2} : std::pair{2, 3});
+  };
+  for (int64_t place = 0; place < 4; ++place) {
+    const MutView to = doubling.weight.view.slice(0, place * out, out).select(2, 0);
+    for (int64_t r = 0; r < 2; ++r) {
+      for (int64_t c = 0; c < 2; ++c) {
+        std::vector<Term> terms;
+        const auto [row, row_end] = taps(place / 2, r);
+        const auto [column, column_end] = taps(place % 2, c);
+        for (int64_t i = row; i < row_end; ++i) {
+          for (int64_t j = column; j < column_end; ++j) {
+            terms.push_back({1.0f, wide.view.select(3, j).select(2, i)});
+          }
+        }
+        backend.lincomb(to.select(3, c).select(2, r), terms);
+      }
+    }
+    backend.copy(doubling.bias.view.slice(0, place * out, out), conv.bias);
+  }
+  backend.synchronize();  // `wide` goes
+  return doubling;
+}
+
 // The input buffer of a causal convolution: remembered frames, then this chunk's.
 struct VaePass::Input {
   MutView frames;   // [remembered + T, H, W, C]
@@ -52,7 +85,8 @@ struct VaePass::Input {
 };
 
 VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
-                 int64_t height, int64_t width, int64_t chunks)
+                 int64_t height, int64_t width, int64_t chunks,
+                 std::span<const DoublingWeights> doubling)
     : backend_(backend),
       arena_(arena),
       dtype_(dtype),
@@ -60,7 +94,8 @@ VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights&
       half_(half),
       height_(height),
       width_(width),
-      chunks_left_(chunks) {
+      chunks_left_(chunks),
+      doubling_(doubling) {
   make_caches();
 }
 
@@ -220,28 +255,29 @@ void VaePass::level_down(MutView out, View x, const LevelWeights& level) {
   add_averages(out, x, level);
 }
 
-void VaePass::level_up(MutView out, View x, const LevelWeights& level) {
+void VaePass::level_up(MutView out, View x, const LevelWeights& level,
+                       const DoublingWeights* doubling) {
   if (!level.resamples) return resnets(out, x, level);
   const Shape shape{x.dim(0), x.dim(1), x.dim(2), level.out};
   Arena::Scope scope(arena_);
   if (!level.temporal) {
     MutView y = arena_.make(shape, dtype_);
     resnets(y, x, level);
-    upsample(out, {y}, level);
+    upsample(out, {y}, x, level, *doubling);
   } else if (FrameCache& cache = take_cache(); first_) {
     // The first frame is not doubled in time and never becomes history: the time convolution of the
     // next chunk begins with zeros.
     MutView y = arena_.make(shape, dtype_);
     resnets(y, x, level);
-    upsample(out, {y}, level);
+    upsample(out, {y}, x, level, *doubling);
   } else {
     const Input input = open(cache, shape);
     resnets(input.current, x, level);
     MutView pair = arena_.make({shape[0], shape[1], shape[2], 2 * level.out}, dtype_);
     conv(pair, input, level.time_conv);
-    upsample(out, {pair.slice(3, 0, level.out), pair.slice(3, level.out, level.out)}, level);
+    upsample(out, {pair.slice(3, 0, level.out), pair.slice(3, level.out, level.out)}, x, level,
+             *doubling);
   }
-  add_repeats(out, x, level);
 }
 
 void VaePass::downsample(MutView out, View x, const LevelWeights& level) {
@@ -264,20 +300,51 @@ void VaePass::downsample(MutView out, View x, const LevelWeights& level) {
   keep(input);
 }
 
-// out frame n * t + a is frame t of part a of n, every pixel doubled, then convolved.
-void VaePass::upsample(MutView out, std::initializer_list<View> parts, const LevelWeights& level) {
-  const int64_t time = static_cast<int64_t>(parts.size());
-  Arena::Scope scope(arena_);
-  MutView doubled = arena_.make(out.shape, dtype_);
-  int64_t a = 0;
+// out frame n * t + a is frame t of part a of n, every pixel doubled, then convolved; plus the
+// level's shortcut: x with every channel repeated level.out * cell / level.in times and the result
+// read as (channel, time, row, column) of a cell. The first frame fills only the last place in
+// time.
+//
+// Position (i, j) of the convolution with one pixel of padding sees rows i - 1, i and columns j -
+// 1, j. Row b, column d of cell (i, j) is what position (i + b, j + d) made for place (b, d).
+void VaePass::upsample(MutView out, std::initializer_list<View> parts, View x,
+                       const LevelWeights& level, const DoublingWeights& doubling) {
+  const int64_t time = level.time_factor(), space = level.space_factor();
+  const int64_t channels = level.out, height = x.dim(1), width = x.dim(2);
+  const int64_t cell = time * space * space;
+  const int64_t repeats = channels * cell / level.in;
+  const int64_t copies = std::max<int64_t>(1, repeats / cell);   // output channels of one x channel
+  const int64_t sources = std::max<int64_t>(1, cell / repeats);  // x channels in one output channel
+  const auto each_source = [&](View t) {
+    return t.reshape({t.dim(0), height, width, channels / copies, copies});
+  };
+  const auto count = static_cast<int64_t>(parts.size());
+  int64_t part_index = 0;
   for (const View& part : parts) {
-    const View to = every(doubled, time, a++);
-    backend_.copy(
-        MutView::cast(to.reshape({part.dim(0), part.dim(1), 2, part.dim(2), 2, part.dim(3)})),
-        part.unsqueeze(2).expand(2, 2).unsqueeze(4).expand(4, 2));
+    Arena::Scope scope(arena_);
+    const int64_t frames = part.dim(0), a = time - count + part_index;
+    View dense = part;
+    if (!part.contiguous()) {
+      const MutView copied = arena_.make(part.shape, dtype_);
+      backend_.copy(copied, part);
+      dense = copied;
+    }
+    MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
+    backend_.conv3d(places, dense, doubling.weight.view, doubling.bias.view,
+                    {.pad_before = {0, 1, 1}, .pad_after = {0, 1, 1}});
+    const View to_frames = every(out, count, part_index++);
+    for (int64_t b = 0; b < space; ++b) {
+      for (int64_t d = 0; d < space; ++d) {
+        const View made = places.slice(1, b, height)
+                              .slice(2, d, width)
+                              .slice(3, (2 * b + d) * channels, channels);
+        const int64_t index = (a * space + b) * space + d;
+        const View from = every_channel(x, sources, index / repeats % sources);
+        backend_.lincomb(MutView::cast(each_source(corner(to_frames, space, b, d))),
+                         {{1.0f, each_source(made)}, {1.0f, from.unsqueeze(4).expand(4, copies)}});
+      }
+    }
   }
-  backend_.conv3d(out, doubled, image_kernel(level.resample.weight), level.resample.bias,
-                  {.pad_before = {0, 1, 1}, .pad_after = {0, 1, 1}});
 }
 
 // out += the mean of each group of values: index (channel, time, row, column) of a cell of x, cut
@@ -311,34 +378,6 @@ void VaePass::add_averages(MutView out, View x, const LevelWeights& level) {
   }
 }
 
-// out += x with every channel repeated level.out * cell / level.in times and the result read as
-// (channel, time, row, column) of a cell. The first frame fills only the last place in time.
-void VaePass::add_repeats(MutView out, View x, const LevelWeights& level) {
-  const int64_t time = level.time_factor(), space = level.space_factor();
-  const int64_t cell = time * space * space;
-  const int64_t repeats = level.out * cell / level.in;
-  const int64_t copies = std::max<int64_t>(1, repeats / cell);   // output channels of one x channel
-  const int64_t sources = std::max<int64_t>(1, cell / repeats);  // x channels in one output channel
-  const int64_t frames = x.dim(0), height = x.dim(1), width = x.dim(2);
-  // Whether neighbouring columns always read the same channel.
-  const bool shared = repeats % space == 0;
-  for (int64_t a = first_ ? time - 1 : 0; a < time; ++a) {
-    const View to_frames = first_ ? View(out) : every(out, time, a);
-    for (int64_t b = 0; b < space; ++b) {
-      const View to_rows =
-          to_frames.reshape({frames, height, space, width * space, level.out}).select(2, b);
-      for (int64_t d = 0; d < (shared ? 1 : space); ++d) {
-        const int64_t index = (a * space + b) * space + d;
-        const View from = every_channel(x, sources, index / repeats % sources);
-        View to = to_rows.reshape({frames, height, width, space, from.dim(3), copies});
-        if (!shared) to = to.slice(3, d, 1);
-        const View spread = from.unsqueeze(3).expand(3, to.dim(3)).unsqueeze(5).expand(5, copies);
-        backend_.lincomb(MutView::cast(to), {{1.0f, to}, {1.0f, spread}});
-      }
-    }
-  }
-}
-
 void VaePass::run(MutView out, int64_t frames, const std::function<void(MutView)>& write_input) {
   Arena::Scope scope(arena_);
   next_cache_ = 0;
@@ -352,10 +391,11 @@ void VaePass::run(MutView out, int64_t frames, const std::function<void(MutView)
     conv(x, input, weights_.conv_in);
   }
   if (decodes) middle(x);
-  for (const LevelWeights& level : weights_.levels) {
+  for (size_t i = 0; i < weights_.levels.size(); ++i) {
+    const LevelWeights& level = weights_.levels[i];
     MutView y = arena_.make(level_shape(x.shape, level), dtype_);
     if (decodes) {
-      level_up(y, x, level);
+      level_up(y, x, level, level.resamples ? &doubling_[i] : nullptr);
     } else {
       level_down(y, x, level);
     }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -19,6 +20,18 @@ struct FrameCache {
   bool empty = true;
 };
 
+// "Double every pixel, then convolve 3x3" as one convolution of the picture as it is. Of the four
+// pixels that one becomes, each sees only 2x2 different ones: taps that meet the same pixel are
+// summed beforehand, 16 products in place of 36. Place 2 b + d holds the channels of row b, column
+// d of a cell; see VaePass::upsample.
+struct DoublingWeights {
+  Tensor weight;  // [4 C, Cin, 1, 2, 2]
+  Tensor bias;    // [4 C]
+};
+
+// Sums are made in f32 and rounded to `dtype` once.
+DoublingWeights make_doubling(Backend& backend, const ConvWeights& conv, DType dtype);
+
 // One stretch of video through one half of the network: feed the first frame alone, then chunks of
 // any number of latent frames. Caches lie in the arena for the life of the pass, scratch only for
 // the life of a call.
@@ -27,9 +40,11 @@ class VaePass {
   enum class Half { encoder, decoder };
 
   // H, W: size of the half's input (patchified pixels, or latents). `chunks`: how many are coming;
-  // with one, nothing is remembered.
+  // with one, nothing is remembered. `doubling`: of the decoder's levels, empty for those that do
+  // not resample.
   VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
-          int64_t height, int64_t width, int64_t chunks);
+          int64_t height, int64_t width, int64_t chunks,
+          std::span<const DoublingWeights> doubling = {});
 
   // Allocates nothing that outlives the call: `out` is the caller's, [frames', H', W', C'] as
   // output_shape() says. `write_input` fills the input frames [frames, H, W, in].
@@ -48,12 +63,12 @@ class VaePass {
   void attention(MutView x, const ImageAttentionWeights& weights);
   void middle(MutView x);
   void level_down(MutView out, View x, const LevelWeights& level);
-  void level_up(MutView out, View x, const LevelWeights& level);
+  void level_up(MutView out, View x, const LevelWeights& level, const DoublingWeights* doubling);
   void resnets(MutView out, View x, const LevelWeights& level);
   void downsample(MutView out, View x, const LevelWeights& level);
-  void upsample(MutView out, std::initializer_list<View> parts, const LevelWeights& level);
+  void upsample(MutView out, std::initializer_list<View> parts, View x, const LevelWeights& level,
+                const DoublingWeights& doubling);
   void add_averages(MutView out, View x, const LevelWeights& level);
-  void add_repeats(MutView out, View x, const LevelWeights& level);
   Shape level_shape(const Shape& in, const LevelWeights& level) const;
   void make_caches();
 
@@ -64,6 +79,7 @@ class VaePass {
   Half half_;
   int64_t height_, width_;
   int64_t chunks_left_;
+  std::span<const DoublingWeights> doubling_;
   bool first_ = true;
   std::vector<FrameCache> caches_;  // in the order they are taken
   size_t next_cache_ = 0;

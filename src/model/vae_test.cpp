@@ -162,7 +162,7 @@ class Bench {
   Values decode(const Clip& latents, const VaeTiling& tiling = {}) {
     Values video;
     in_arena([&](Vae& vae, Arena& arena) {
-      vae.decode(arena, latents.view(), tiling, [&](View frames) {
+      vae.decode(arena, latents.view(), tiling, [&](View frames, View) {
         EXPECT_TRUE(frames.contiguous());
         EXPECT_EQ(frames.device, DeviceKind::cpu);
         video.insert(video.end(), frames.as<float>(), frames.as<float>() + frames.numel());
@@ -352,7 +352,7 @@ TEST(Vae, ArenaTooSmallIsRefused) {
   bench.decode(latents);
   Arena arena(bench.backend().allocate(bench.last_peak() - 256));
   expect_error(ErrorKind::out_of_memory, {"arena"},
-               [&] { bench.vae().decode(arena, latents.view(), {}, [](View) {}); });
+               [&] { bench.vae().decode(arena, latents.view(), {}, [](View, View) {}); });
 }
 
 // B46

@@ -204,6 +204,63 @@ TEST_P(Elementwise, ActivationInPlace) {
   expect_close(x, want, 6);
 }
 
+TEST_P(Elementwise, ClampKeepsNan) {
+  TestTensor x(*backend_, {3, 1001}, DType::f32);
+  x.randomise(42);
+  reference::Values want = reference::values(x.host());
+  for (double& value : want) value = std::min(std::max(value, -0.5), 0.75);
+  backend_->clamp(x.device(), -0.5f, 0.75f);
+  expect_close(x, want, 0);
+  TestTensor odd(*backend_, {4}, DType::f32);
+  odd.assign({NAN, INFINITY, -INFINITY, 0.25});
+  backend_->clamp(odd.device(), -1, 1);
+  ASSERT_TRUE(odd.download());
+  const float* got = odd.host().as<float>();
+  EXPECT_TRUE(std::isnan(got[0]));
+  EXPECT_EQ(got[1], 1);
+  EXPECT_EQ(got[2], -1);
+  EXPECT_EQ(got[3], 0.25f);
+}
+
+TEST_P(Elementwise, ToBytesRoundsHalfToEven) {
+  // (2 n + 1) / 255 - 1 lies between levels n and n + 1.
+  TestTensor x(*backend_, {9, 1}, DType::f32);
+  x.assign({-1, 1, 0, -1.5, 7, NAN, INFINITY, -INFINITY, 1.0 / 255});
+  Tensor out = backend_->allocate_tensor({9, 1}, DType::u8);
+  backend_->to_bytes(out.view, x.device());
+  std::vector<uint8_t> got(9);
+  backend_->download(make_mut_view(got.data(), {9, 1}, DType::u8), out.view);
+  EXPECT_EQ(got, (std::vector<uint8_t>{0, 255, 128, 0, 255, 0, 255, 0, 128}));
+
+  TestTensor many(*backend_, {70001}, DType::f32);
+  many.randomise(43, 0.6);
+  out = backend_->allocate_tensor({70001}, DType::u8);
+  backend_->to_bytes(out.view, many.device());
+  got.resize(70001);
+  backend_->download(make_mut_view(got.data(), {70001}, DType::u8), out.view);
+  const float* values = many.host().as<float>();
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float unit = std::min(std::max(values[i] * 0.5f + 0.5f, 0.0f), 1.0f);
+    ASSERT_EQ(got[i], std::nearbyint(unit * 255.0f)) << values[i];
+  }
+}
+
+TEST_P(Elementwise, AllFinite) {
+  for (DType dtype : kFloats) {
+    TestTensor x(*backend_, {70001}, dtype);
+    x.randomise(44, 1e30);
+    EXPECT_TRUE(backend_->all_finite(x.device()));
+    for (double bad : {double(NAN), double(INFINITY), double(-INFINITY)}) {
+      for (size_t at : {size_t{0}, size_t{40000}, size_t{70000}}) {
+        reference::Values values(70001, 3e38);
+        values[at] = bad;
+        x.assign(values);
+        EXPECT_FALSE(backend_->all_finite(x.device())) << bad << " at " << at;
+      }
+    }
+  }
+}
+
 TEST_P(Elementwise, GatherRows) {
   for (DType table_type : kFloats) {
     for (DType dtype : kFloats) {

@@ -63,6 +63,7 @@ struct Terms {
   const void* data[kMaxTerms];
   DType dtype[kMaxTerms];
   float factor[kMaxTerms];
+  int stride[kMaxTerms];  // between neighbours along the innermost loop
 };
 
 // Tensor 0 of the space is the output, tensor n the (n - 1)-th term. One item a thread: several
@@ -80,7 +81,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < kTerms; ++n) {
     if (n >= terms.count) break;
     float x[V];
-    load<V>(x, terms.data[n], terms.dtype[n], offset[n + 1]);
+    if (terms.stride[n] == 1) {
+      load<V>(x, terms.data[n], terms.dtype[n], offset[n + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        float one[1];
+        load<1>(one, terms.data[n], terms.dtype[n], offset[n + 1] + i * terms.stride[n]);
+        x[i] = one[0];
+      }
+    }
 #pragma unroll
     for (int i = 0; i < V; ++i)
       sum[i] = n == 0 ? terms.factor[n] * x[i] : fmaf(terms.factor[n], x[i], sum[i]);
@@ -89,8 +99,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kTerms>
-void launch_combine(Stream stream, MutView out, const Terms& terms, const Loops<kTerms + 1>& loops,
+void launch_combine(Stream stream, MutView out, Terms terms, const Loops<kTerms + 1>& loops,
                     int width) {
+  for (int n = 0; n < terms.count; ++n) terms.stride[n] = int(loops.stride[n + 1][loops.rank - 1]);
   const auto space = make_space(loops, width);
   const unsigned blocks = unsigned(ceil_div<int64_t>(space.items, kThreads));
   if (width == 8)
@@ -104,14 +115,20 @@ void launch_combine(Stream stream, MutView out, const Terms& terms, const Loops<
   check_launch();
 }
 
-// How many neighbouring elements one access may take: every tensor contiguous along the innermost
-// loop, every other stride and address a multiple.
+// Inputs whose neighbours are at most this far apart (or the same) are picked one by one from lines
+// that the warp reads whole anyway.
+constexpr int64_t kMaxPickStride = 4;
+
+// How many neighbouring elements of the output one thread makes: of tensors contiguous along the
+// innermost loop, all other strides and the address are multiples of it.
 template <int N>
 int access_width(const Loops<N>& loops, const View* const (&views)[N], int used) {
   const int inner = loops.rank - 1;
-  int width = 8;
+  int width = common_width(8, {loops.size[inner]});
   for (int n = 0; n < used; ++n) {
-    if (loops.stride[n][inner] != 1) return 1;
+    const int64_t stride = loops.stride[n][inner];
+    if (n > 0 && stride != 1 && stride >= 0 && stride <= kMaxPickStride) continue;
+    if (stride != 1) return 1;
     width = common_width(width, {loops.size[inner], address_in_elements(*views[n])});
     for (int d = 0; d < inner; ++d) width = common_width(width, {loops.stride[n][d]});
   }
