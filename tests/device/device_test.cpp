@@ -468,6 +468,58 @@ TEST_F(Device, AttentionWithBlockLists) {
   }
 }
 
+// B59: offsets past 2^31 elements. The last rows of a long sequence are what the same rows give
+// alone.
+TEST_F(Device, LongSequencesUse64BitOffsets) {
+  constexpr int64_t kRows = 262144 + 64, kHeads = 64, kKvHeads = 8, kDim = 128, kLast = 64,
+                    kKeys = 256;
+  const Shape shape{kRows, kHeads, kDim};
+  ASSERT_GT(shape.numel(), int64_t{1} << 31);
+  const Tensor q = gpu().allocate_tensor(shape, DType::bf16),
+               out = gpu().allocate_tensor(shape, DType::bf16);
+  gpu().fill(q.view, 0);
+  const Twin part = random({kLast, kHeads, kDim}, DType::bf16);
+  const MutView last = q.view.slice(0, kRows - kLast, kLast),
+                last_out = out.view.slice(0, kRows - kLast, kLast);
+  const Twin k = random({kKeys, kKvHeads, kDim}, DType::bf16),
+             v = random({kKeys, kKvHeads, kDim}, DType::bf16);
+  const Twin weight = random({kDim}, DType::bf16),
+             wide_weight = random({kHeads * kDim}, DType::bf16);
+  const Twin want({kLast, kHeads, kDim}, DType::bf16), got({kLast, kHeads, kDim}, DType::bf16);
+  const auto expect_same = [&](const char* op) {
+    want.fetch();
+    gpu().download(got.host(), last_out);
+    EXPECT_EQ(std::memcmp(got.host().data, want.host().data, size_t(got.host().bytes())), 0) << op;
+  };
+
+  gpu().copy(last, part.device());
+  AttentionPlan plan;
+  plan.scale = 0.0883883f;
+  gpu().attention(out.view, q.view, k.device(), v.device(), plan);
+  gpu().attention(want.device(), part.device(), k.device(), v.device(), plan);
+  expect_same("attention");
+
+  const Tensor angles = gpu().allocate_tensor({kRows, kDim / 2}, DType::f32);
+  gpu().fill(angles.view, 0.5f);
+  const View few = angles.view.slice(0, 0, kLast);
+  gpu().qk_norm_rope(out.view, q.view, weight.device(), angles.view, angles.view, {});
+  gpu().qk_norm_rope(want.device(), part.device(), weight.device(), few, few, {});
+  expect_same("qk_norm_rope");
+
+  const auto rows = [](const View& x) { return x.reshape({-1, kHeads * kDim}); };
+  gpu().rms_norm(MutView::cast(rows(out.view)), rows(q.view), wide_weight.device(), {});
+  gpu().rms_norm(MutView::cast(rows(want.device())), rows(part.device()), wide_weight.device(), {});
+  expect_same("rms_norm");
+
+  gpu().lincomb(out.view, {{2.0f, q.view}, {-0.5f, q.view}});
+  gpu().lincomb(want.device(), {{2.0f, part.device()}, {-0.5f, part.device()}});
+  expect_same("lincomb");
+
+  gpu().activation(MutView::cast(rows(out.view)), rows(q.view), Activation::silu);
+  gpu().activation(MutView::cast(rows(want.device())), rows(part.device()), Activation::silu);
+  expect_same("activation");
+}
+
 TEST_F(Device, SelectBlocks) {
   struct Case {
     int64_t sq, skv, heads, kv_heads, d, block_q, block_k;
