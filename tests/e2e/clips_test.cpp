@@ -2,6 +2,8 @@
 // says.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "moving_shape.h"
 #include "orrery/engine.h"
 #include "process.h"
@@ -10,7 +12,9 @@ namespace orrery {
 namespace {
 
 TEST(Clips, ShowTheColourAndMotionAskedFor) {
-  Engine engine = Engine::open(e2e::pico());
+  EngineOptions options;
+  if (const char* device = std::getenv("ORRERY_TEST_DEVICE")) options.device = device;
+  Engine engine = Engine::open(e2e::pico(), options);
   for (const e2e::Caption& caption : e2e::kCaptions) {
     Request request;
     request.prompt = caption.text;
