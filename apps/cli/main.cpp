@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "commands.h"
+#include "failure.h"
 #include "orrery/bench.h"
 #include "orrery/media.h"
 
@@ -242,7 +243,7 @@ void parse_together(CLI::App& app, int argc, char** argv, Job& job) {
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      if (error.get_exit_code() != 0) throw Error(ErrorKind::invalid_argument, error.what());
+      if (error.get_exit_code() != 0) throw Error(ErrorKind::invalid_argument, cli::explain_failure(&app, error));
       help = error;
     }
     return all;
@@ -253,6 +254,7 @@ void parse_together(CLI::App& app, int argc, char** argv, Job& job) {
 int run(int argc, char** argv, Job& job) {
   CLI::App app{"Native inference for NVIDIA Cosmos 3 world models"};
   app.require_subcommand(1);
+  app.failure_message(cli::explain_failure);
   app.set_version_flag("--version", version());
 
   RequestFlags generate_flags;

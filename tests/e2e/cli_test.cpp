@@ -125,7 +125,10 @@ const std::vector<Refusal> kRefusals{
     {"ZeroFps", {"--fps", "0"}, "fps must be a positive number"},
     {"NegativeFps", {"--fps", "-5"}, "fps must be a positive number"},
     {"NanGuidance", {"--guidance-scale", "nan"}, "guidance_scale must be a finite number"},
-    {"UnknownFlag", {"--guidence-scale", "3"}, "--guidence-scale"},
+    // B86
+    {"UnknownFlag", {"--guidence-scale", "3"}, "--guidence-scale is not known; did you mean --guidance-scale?"},
+    {"UnknownFlagWithValue", {"--num-inference-step=3"}, "did you mean --num-inference-steps?"},
+    {"StepsNotWhole", {"--num-inference-steps", "35.5"}, "--num-inference-steps"},
     {"UnknownModel", {"--model", "/nonexistent/model"}, "/nonexistent/model"},
     {"EmptyPrompt", {"--prompt", " "}, "the prompt is empty"},
     {"LongPrompt", {"--prompt", std::string(30000, '7')}, "4096"},
