@@ -66,3 +66,12 @@ foreach(source ${fuzzers})
   add_test(NAME ${name} COMMAND ${name} ${arguments} ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${corpus})
   set_tests_properties(${name} PROPERTIES LABELS fuzz)
 endforeach()
+
+# What a script can hold against the tree: include directions, and pages whose tables are measured lines.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+foreach(check "check_layers" "results_table --check" "strategy_table --check")
+  separate_arguments(words UNIX_COMMAND ${check})
+  list(POP_FRONT words name)
+  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/${name}.py ${words})
+  set_tests_properties(${name} PROPERTIES LABELS unit)
+endforeach()

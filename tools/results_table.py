@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Writes the tables of README.md from bench/results/*.jsonl, between their markers.
+
+A cell is the last line of a file that the row's words pick out: it holds all of `words` in its case and
+`command` in its command. With --check nothing is written: the exit status says whether the page is up to date.
+"""
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "README.md"
+
+
+def line(file, words, command=None, peer=None):
+    """The last line of the file that fits. `command`: how its command ends."""
+    found = None
+    for text in (ROOT / "bench/results" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines():
+        r = json.loads(text)
+        if (all(word in r["case"] for word in words) and (command is None or r["command"].endswith(command))
+                and (peer is None or peer in (r["peer"] or ""))):
+            found = r
+    if found is None:
+        sys.exit(f"bench/results/{file}.jsonl has no line with {words}, {command}, {peer}")
+    return found
+
+
+NANO = ["prompt to frames", "nano 36 layers, 1280x720, 189 frames"]
+RUNS = [("dense", "e2e nano", "vLLM-Omni 208.4 and diffusers 239.6 on an H200, both as published"),
+        ("mixed recipe (10 dense steps, then 28 of 36 layers sparse)", "cosmos3-subblock-strategy.json",
+         "published 159.4 on a GH200"),
+        ("all generation layers sparse, 75 % target", "fa4-subblock.json", "published 131.2 on a GH200")]
+
+
+def nano():
+    dense = line("h200-model", NANO, RUNS[0][1])["value"]
+    rows = ["| run | seconds | beside it |", "|---|---|---|"]
+    for name, command, beside in RUNS:
+        seconds = line("h200-model", NANO, command)["value"]
+        own = "" if seconds == dense else f"{dense / seconds:.2f}x over our dense; "
+        rows.append(f"| {name} | {seconds:.1f} | {own}{beside} |")
+    return rows
+
+
+def hopper():
+    shape = "Sq 44160 Skv 44672 32/8 heads of 128"
+    dense = line("h200-attention", ["dense", shape], peer="cuDNN")
+    rows = ["| Hopper attention, 44160 x 44672 tokens, 32/8 heads of 128, bf16 | ms | ratio in the same process |", "|---|---|---|",
+            f'| dense, ours against {dense["peer"]} | {dense["value"]:.1f} | {dense["ratio"]:.2f} |']
+    for name, lists in [("per-head lists", "per head, 64 x 64"), ("lists shared by four heads", "4 heads share, 64 x 64")]:
+        r = line("h200-attention", [shape, "kept 184/698", lists], peer="own dense")
+        rows.append(f'| block-sparse, 184 of 698 blocks, {name}, against dense | {r["value"]:.1f} | '
+                    f'{1 / r["ratio"]:.3f} of dense |')
+    return rows
+
+
+def cpu():
+    total = line("cpu-e2e", ["total", "256x256"])
+    memory = line("cpu-e2e", ["peak resident memory"])
+    return [f'On {total["device"].removeprefix("cpu: ")}, the shipped checkpoint at 256x256, 33 frames, 20 steps with guidance: '
+            f'{total["value"]:.1f} s from', f'opening the model to the last frame, {memory["value"]:.0f} MB of memory.']
+
+
+def main():
+    page = PAGE.read_text(encoding="utf-8")
+    fresh = page
+    for name, table in [("nano", nano), ("hopper", hopper), ("cpu", cpu)]:
+        begin, end = f"<!-- results: {name} -->\n", "<!-- results: end -->\n"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
+        if not pattern.search(fresh):
+            sys.exit(f"{PAGE} has no table named {name}")
+        fresh = pattern.sub(lambda _: begin + "\n".join(table()) + "\n" + end, fresh)
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if fresh == page else f"{PAGE}: its tables are not those of bench/results; run tools/results_table.py")
+    PAGE.write_text(fresh, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
