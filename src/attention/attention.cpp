@@ -26,14 +26,14 @@ void Attention::begin_step(int step, int num_steps) {
   now.step = step;
   now.step_in_phase = strategy_.step_in_phase(step, num_steps);
   // Selections look forward only: neither warm-up's nor those of a later step hold for this one.
-  if (warming_up_ || (moment_ && step < moment_->step)) selections_.clear();
+  if (warming_up_ || (moment_ && step < moment_->step)) selections_.forget();
   warming_up_ = false;
   moment_ = now;
 }
 
 void Attention::begin_layout(int layout) {
   strategy_.layout_name(layout);  // refuses one that does not exist
-  selections_.clear();
+  selections_.forget();
   warming_up_ = true;
   moment_ = AttentionMoment{};
   moment_->layout = layout;
@@ -187,8 +187,9 @@ double Attention::seconds_so_far() const {
 
 void Attention::set_control_weights(std::vector<float> weights) {
   const auto streams = static_cast<int64_t>(weights.size());
-  require(streams > 0 && sequence_.control_tokens % streams == 0, "attention: ",
-          sequence_.control_tokens, " control tokens for ", streams, " weighted streams");
+  require(streams > 0 && sequence_.control_tokens % streams == 0,
+          "attention: ", sequence_.control_tokens, " control tokens for ", streams,
+          " weighted streams");
   float sum = 0;
   for (float weight : weights) {
     require(weight >= 0, "attention: a control weight is ", weight);
@@ -204,8 +205,10 @@ void Attention::attend(Arena& arena, MutView out, View q, View k, View v, int64_
   require(is_invariant(site.role) || q.dim(0) == sequence_.size(), "attention: ", q.dim(0),
           " queries for a sequence of ", sequence_.size());
   const bool weighs = site.role == AttentionRole::gen_multi_control && control_weights_.size() > 1;
-  if (weighs) attend_controls(arena, out, q, k, v, text, site);
-  else attend_once(arena, out, q, k, v, text, site, sequence_, 0, 1);
+  if (weighs)
+    attend_controls(arena, out, q, k, v, text, site);
+  else
+    attend_once(arena, out, q, k, v, text, site, sequence_, 0, 1);
 }
 
 void Attention::attend_controls(Arena& arena, MutView out, View q, View k, View v, int64_t text,
@@ -265,7 +268,7 @@ void Attention::attend_once(Arena& arena, MutView out, View q, View k, View v, i
   record.role = site.role;
   record.method = strategy_.preset_name(now.layout, site.layer, site.role);
   record.implementation = backend_.last_attention();
-  record.kept_blocks = planned.kept_blocks;
+  record.kept_blocks = kept_blocks_of(planned, q.dim(1), backend_);
   record.all_blocks = planned.all_blocks;
   record.seconds = seconds_so_far() - start;
   records_.push_back(std::move(record));

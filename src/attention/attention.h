@@ -63,8 +63,8 @@ class Attention {
   std::string replay_key() const;
 
   // Control streams of equal length at the front of the sequence that are attended one by one: at
-  // sites of role gen_multi_control stream i and everything behind the streams read [text, stream i,
-  // what is behind], and what is behind gets the sum over i of weights[i] times what it found.
+  // sites of role gen_multi_control stream i and everything behind the streams read [text, stream
+  // i, what is behind], and what is behind gets the sum over i of weights[i] times what it found.
   // Weights are not negative and sum to 1. With fewer than two streams there is nothing to weigh.
   void set_control_weights(std::vector<float> weights);
   // The role of a generation site under these weights.
@@ -87,6 +87,8 @@ class Attention {
   // sequence() whole, [size(), N], on every rank, from `mine` [padded_rows, N] of share(),
   // contiguous. Without a group that is `mine` itself, else memory of `arena`.
   View whole(Arena& arena, View mine) const;
+  // Recording reads back what a method kept where only the device knows (threshold): such a call
+  // cannot be part of a replayed evaluation.
   void set_recording(bool on) { recording_ = on; }
   const std::vector<DispatchRecord>& records() const { return records_; }
 

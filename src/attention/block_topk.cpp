@@ -1,7 +1,6 @@
 #include <utility>
 
-#include "attention/block_grid.h"
-#include "attention/method.h"
+#include "attention/block_rule.h"
 #include "base/error.h"
 
 namespace orrery {
@@ -16,35 +15,12 @@ class BlockTopk final : public AttentionMethod {
     return options_.describe("block_topk", concat("target sparsity ", target_sparsity_));
   }
   int reuse_steps() const override { return options_.reuse_steps; }
+  bool needs_whole_groups() const override { return options_.share_kv_group; }
 
   PlannedAttention plan(const AttentionCall& call) const override {
-    const BlockGrid grid(call, options_.block_q, options_.block_k);
-    BlockSelection rule;
-    rule.block_q = options_.block_q;
-    rule.block_k = options_.block_k;
+    BlockSelection rule = rule_of(call, options_);
     rule.target_sparsity = target_sparsity_;
-    rule.protected_keys = call.text + call.sequence.control_tokens;
-    rule.protected_head_queries = call.sequence.control_tokens;
-    rule.protected_tail_keys = call.sequence.tail_tokens();
-    rule.protected_tail_queries = call.sequence.tail_tokens();
-    rule.scale = call.scale;
-
-    PlannedAttention planned;
-    planned.plan.scale = call.scale;
-    planned.plan.implementation = options_.kernel.implementation;
-    planned.all_blocks = grid.all();
-    planned.kept_blocks = grid.kept(rule.budget(grid.candidates()));
-    // Nothing to choose: no scoring, and the same kernel as the dense method, hence the same bits.
-    if (planned.kept_blocks == planned.all_blocks) return planned;
-
-    const Shape shape{grid.heads, grid.rows, grid.blocks};
-    Selection& selection = call.selections.for_steps(call, *this, shape, options_.reuse_steps);
-    if (selection.stale) {
-      call.backend.select_blocks(selection.indices, selection.counts, call.q, call.k, rule);
-      selection.stale = false;
-    }
-    planned.mask = selection.mask(options_.block_q, options_.block_k);
-    return planned;
+    return plan_by_rule(call, *this, options_, rule);
   }
 
  private:

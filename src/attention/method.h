@@ -32,10 +32,14 @@ struct AttentionCall {
 struct PlannedAttention {
   AttentionPlan plan;  // plan.mask stays null; `mask` says it, so that the struct can be moved
   std::optional<BlockMask> mask;
-  // (query block, key block) pairs over all heads; 0 of 0 when the method knows no blocks.
-  int64_t kept_blocks = 0;
+  // (query block, key block) pairs over all heads; 0 of 0 when the method knows no blocks. None
+  // when only the lists' lengths say how many are kept: see kept_blocks_of().
+  std::optional<int64_t> kept_blocks = 0;
   int64_t all_blocks = 0;
 };
+
+// kept_blocks, or else the sum of the lists' lengths over `heads` query heads, which are read back.
+int64_t kept_blocks_of(const PlannedAttention& planned, int64_t heads, Backend& backend);
 
 // Immutable: what a request must remember lives in its SelectionCache. A plan is valid until the
 // arena scope of the call ends.
@@ -66,26 +70,23 @@ struct BlockSparseOptions {
   int64_t block_q = 64;
   int64_t block_k = 64;
   int reuse_steps = 1;
+  bool share_kv_group = false;  // one list for the query heads of a key/value head
   KernelChoice kernel;
 
-  // "64x64, <detail>[, selection reused for n steps] (provider)".
+  // "<method> 64x64, <detail>[, one list per key/value head][, selection reused for n steps]
+  // (provider)".
   std::string describe(const std::string& method, const std::string& detail) const;
 };
 
 std::unique_ptr<AttentionMethod> make_dense(KernelChoice kernel);
-// Keeps the blocks that score best, a fixed share of them (SubBlock).
+// Keeps the blocks that score best, a fixed share of them (SubBlock; BlockSelection).
 std::unique_ptr<AttentionMethod> make_block_topk(BlockSparseOptions options,
-                                                 double target_sparsity);
-// The same with one list per key/value head, chosen by all query heads that read it. CPU backend
-// only.
-std::unique_ptr<AttentionMethod> make_group_topk(BlockSparseOptions options,
                                                  double target_sparsity);
 // Keeps a window of tiles of the token order around each query's tile; with raster order the tile
 // is a frame. The window keeps its size at the borders. Extents are odd.
 std::unique_ptr<AttentionMethod> make_sliding_tile(BlockSparseOptions options,
                                                    std::array<int64_t, 3> window);
-// Keeps the fewest blocks whose estimated share of the softmax mass reaches `mass` in (0, 1]. CPU
-// backend only.
+// Keeps the fewest blocks whose estimated share of the softmax reaches `mass` in (0, 1].
 std::unique_ptr<AttentionMethod> make_threshold(BlockSparseOptions options, double mass);
 
 }  // namespace orrery

@@ -62,6 +62,12 @@ int64_t parse_block(const Json& value, std::string_view what) {
   return block;
 }
 
+bool parse_share_kv_group(const Json& config) {
+  const Json* share = config.find("share_kv_group");
+  if (share && !share->is_boolean()) refuse(*share, "expected share_kv_group as true or false");
+  return share && share->as_bool();
+}
+
 std::unique_ptr<AttentionMethod> parse_block_topk(BlockSparseOptions options, const Json& config) {
   expect_object(config, "the configuration of block_topk", {"target_sparsity", "share_kv_group"});
   double sparsity = kDefaultSparsity;
@@ -69,9 +75,7 @@ std::unique_ptr<AttentionMethod> parse_block_topk(BlockSparseOptions options, co
     sparsity = expect_number(*value, "target_sparsity");
     if (sparsity < 0 || sparsity >= 1) refuse(*value, "expected target_sparsity in [0, 1)");
   }
-  const Json* share = config.find("share_kv_group");
-  if (share && !share->is_boolean()) refuse(*share, "expected share_kv_group as true or false");
-  if (share && share->as_bool()) return make_group_topk(std::move(options), sparsity);
+  options.share_kv_group = parse_share_kv_group(config);
   return make_block_topk(std::move(options), sparsity);
 }
 
@@ -93,10 +97,11 @@ std::unique_ptr<AttentionMethod> parse_sliding_tile(BlockSparseOptions options,
 }
 
 std::unique_ptr<AttentionMethod> parse_threshold(BlockSparseOptions options, const Json& config) {
-  expect_object(config, "the configuration of threshold", {"mass"});
+  expect_object(config, "the configuration of threshold", {"mass", "share_kv_group"});
   const Json& value = expect_member(config, "mass");
   const double mass = expect_number(value, "mass");
   if (mass <= 0 || mass > 1) refuse(value, "expected mass in (0, 1]");
+  options.share_kv_group = parse_share_kv_group(config);
   return make_threshold(std::move(options), mass);
 }
 

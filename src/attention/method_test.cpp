@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "attention/block_grid.h"
+#include "attention/block_rule.h"
 #include "attention/test_call.h"
 #include "backend/dry_run.h"
 
@@ -54,7 +54,7 @@ struct PlannedCall {
 
   const std::vector<int32_t>& list(int64_t head, int64_t row) const {
     const BlockMask& mask = *planned.mask;
-    return lists[size_t((mask.indices.dim(0) == 1 ? 0 : head) * mask.indices.dim(1) + row)];
+    return lists[size_t(head / mask.heads_per_list(shape.heads) * mask.indices.dim(1) + row)];
   }
 
   // |out - exact| / |exact| in double precision over the chosen blocks of every `stride`-th row.
@@ -104,10 +104,13 @@ struct PlannedCall {
     const BlockMask& mask = *planned.mask;
     const AttentionCall call{{},       {},    shape.text, scale, q, k.view, shape.sequence,
                              *backend, arena, selections};
-    const BlockGrid grid(call, mask.block_q, mask.block_k);
-    EXPECT_EQ(planned.all_blocks, grid.heads * grid.rows * grid.blocks);
+    BlockSparseOptions options;
+    options.block_q = mask.block_q;
+    options.block_k = mask.block_k;
+    const BlockGrid grid = rule_of(call, options).grid(q.dim(0), k.view.dim(0));
+    EXPECT_EQ(planned.all_blocks, shape.heads * grid.rows * grid.blocks);
     int64_t kept = 0;
-    for (int64_t head = 0; head < grid.heads; ++head) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
       for (int64_t row = 0; row < grid.rows; ++row) {
         const std::vector<int32_t>& l = list(head, row);
         kept += int64_t(l.size());
@@ -131,8 +134,10 @@ struct PlannedCall {
         }
       }
     }
-    EXPECT_EQ(planned.kept_blocks, kept);
+    EXPECT_EQ(kept_blocks(), kept);
   }
+
+  int64_t kept_blocks() const { return kept_blocks_of(planned, shape.heads, *backend); }
 
   CallShape shape;
   std::unique_ptr<Backend> backend = cpu::make_cpu_backend();
@@ -174,7 +179,7 @@ TEST(BlockTopk, KeepsProtectedBlocksAndTheBudget) {
   EXPECT_EQ(candidates, 31);
   // 33 query blocks; the first (controls) and the last two (tail rows from 507 on) are dense.
   const int64_t rows = (3 + 504 + 9 + 15) / 16;
-  EXPECT_EQ(call.planned.kept_blocks, 4 * (3 * 35 + (rows - 3) * (3 + 1 + 8)));
+  EXPECT_EQ(call.kept_blocks(), 4 * (3 * 35 + (rows - 3) * (3 + 1 + 8)));
   EXPECT_LT(call.error(), kTolerance);
 }
 
@@ -188,7 +193,7 @@ TEST(BlockSparse, RaggedTailsEqualTheExactSum) {
           make_sliding_tile(blocks(64, 64), {1, 1, 1})}) {
       const PlannedCall call(*method, data);
       call.check_contract();
-      EXPECT_LT(call.planned.kept_blocks, call.planned.all_blocks) << method->description();
+      EXPECT_LT(call.kept_blocks(), call.planned.all_blocks) << method->description();
       EXPECT_LT(call.error(7), kTolerance) << method->description() << ' ' << remainder;
     }
   }
@@ -223,7 +228,7 @@ TEST(BlockSparse, AllKeptNeedsNoSelection) {
                                      {make_block_topk(blocks(512, 16), 0.9), &guarded}}) {
     const PlannedCall call(*method, *data);
     EXPECT_FALSE(call.planned.mask.has_value()) << method->description();
-    EXPECT_EQ(call.planned.kept_blocks, call.planned.all_blocks);
+    EXPECT_EQ(call.kept_blocks(), call.planned.all_blocks);
     EXPECT_GT(call.planned.all_blocks, 0);
     EXPECT_EQ(call.backend->stats().count("attention_sparse"), 0u);
     if (data == &large && call.planned.plan.mask == nullptr) {
@@ -244,49 +249,94 @@ TEST(BlockSparse, EmptySequences) {
   }
 }
 
-// One list per key/value head. With one query head per group it is block_topk itself.
-TEST(GroupTopk, HeadsOfAGroupShareOneList) {
+BlockSparseOptions shared(BlockSparseOptions options) {
+  options.share_kv_group = true;
+  return options;
+}
+
+// One list per key/value head. With one query head per group it is the list of that head.
+TEST(SharedLists, HeadsOfAGroupUseOneList) {
   CallShape shape = shape_of({6, 8, 8}, 21, 0, 0, 3);
   shape.heads = 6;
   const CallData data(shape);
-  const PlannedCall call(*make_group_topk(blocks(16, 16), 0.75), data);
-  call.check_contract();
-  EXPECT_LT(call.error(), kTolerance);
-  const PlannedCall own(*make_block_topk(blocks(16, 16), 0.75), data);
-  EXPECT_EQ(call.planned.kept_blocks, own.planned.kept_blocks);
-  int64_t differing = 0;
-  for (int64_t row = 0; row < call.planned.mask->indices.dim(1); ++row) {
-    EXPECT_EQ(call.list(0, row), call.list(2, row));
-    EXPECT_EQ(call.list(3, row), call.list(5, row));
-    differing += call.list(0, row) != own.list(0, row);
+  for (const auto& [joint, own] : {std::pair{make_block_topk(shared(blocks(16, 16)), 0.75),
+                                             make_block_topk(blocks(16, 16), 0.75)},
+                                   std::pair{make_threshold(shared(blocks(16, 16)), 0.5),
+                                             make_threshold(blocks(16, 16), 0.5)}}) {
+    SCOPED_TRACE(joint->description());
+    EXPECT_TRUE(joint->needs_whole_groups());
+    EXPECT_NE(joint->description().find("one list per key/value head"), std::string::npos);
+    const PlannedCall call(*joint, data);
+    call.check_contract();
+    EXPECT_LT(call.error(), kTolerance);
+    EXPECT_EQ(call.planned.mask->indices.dim(0), 2) << "as many lists as key/value heads";
+    const PlannedCall per_head(*own, data);
+    int64_t differing = 0;
+    for (int64_t row = 0; row < call.planned.mask->indices.dim(1); ++row) {
+      differing += call.list(0, row) != per_head.list(0, row);
+    }
+    EXPECT_GT(differing, 0);
   }
-  EXPECT_GT(differing, 0);
+  const PlannedCall call(*make_block_topk(shared(blocks(16, 16)), 0.75), data);
+  const PlannedCall per_head(*make_block_topk(blocks(16, 16), 0.75), data);
+  EXPECT_EQ(call.kept_blocks(), per_head.kept_blocks());
 
   shape.kv_heads = 6;
   const CallData single(shape);
-  const PlannedCall grouped(*make_group_topk(blocks(16, 16), 0.75), single);
+  const PlannedCall grouped(*make_block_topk(shared(blocks(16, 16)), 0.75), single);
   const PlannedCall plain(*make_block_topk(blocks(16, 16), 0.75), single);
   EXPECT_EQ(grouped.lists, plain.lists);
 }
 
-// A head whose scores dwarf the others' decides for its group.
-TEST(GroupTopk, TheGroupsScoreIsTheSumOfItsHeads) {
+// A head counts by where it looks, not by how large its scores are: a constant that one head's
+// scores have more than another's (here: all its queries point along a direction that all keys
+// share) does not make it decide.
+TEST(SharedLists, AConstantInOneHeadsScoresDoesNotMatter) {
   CallShape shape = shape_of({16, 4, 4}, 0);
   shape.heads = 2;
   shape.kv_heads = 1;
   CallData data(shape);
   for (int64_t i = 0; i < 256; ++i) {
-    for (int64_t c = 0; c < 16; ++c) data.q.view.as<float>()[(i * 2 + 1) * 16 + c] *= 30;
+    data.k.view.as<float>()[i * 16] = 1;
+    for (int64_t head = 0; head < 2; ++head) data.q.view.as<float>()[(i * 2 + head) * 16] = 0;
   }
-  const PlannedCall call(*make_group_topk(blocks(16, 16), 0.6), data);
-  const PlannedCall own(*make_block_topk(blocks(16, 16), 0.6), data);
-  int64_t like_loud = 0, like_quiet = 0;
-  for (int64_t row = 0; row < 16; ++row) {
-    like_loud += call.list(0, row) == own.list(1, row);
-    like_quiet += call.list(0, row) == own.list(0, row);
+  const PlannedCall before(*make_block_topk(shared(blocks(16, 16)), 0.6), data);
+  for (int64_t i = 0; i < 256; ++i) data.q.view.as<float>()[(i * 2 + 1) * 16] = 40;  // + 10 nats
+  const PlannedCall after(*make_block_topk(shared(blocks(16, 16)), 0.6), data);
+  EXPECT_EQ(before.lists, after.lists);
+}
+
+// What the shared list is for: of all lists of its length it holds the most of the heads' shares.
+TEST(SharedLists, KeepTheMostOfTheHeadsShares) {
+  CallShape shape = shape_of({6, 8, 8}, 0);
+  shape.heads = 4;
+  shape.kv_heads = 2;
+  const CallData data(shape);
+  const PlannedCall call(*make_block_topk(shared(blocks(16, 16)), 0.75), data);
+  BlockSelection rule;
+  rule.block_q = rule.block_k = 16;
+  rule.scale = call.scale;
+  const int64_t rows = 24, count = 24;
+  const MutView scores = call.arena.make({4, rows, count}, DType::f32);
+  const MutView indices = call.arena.make({4, rows, count}, DType::i32);
+  const MutView counts = call.arena.make({4, rows}, DType::i32);
+  call.backend->select_blocks(indices, counts, call.q, call.k.view, rule, scores);
+  for (int64_t group = 0; group < 2; ++group) {
+    for (int64_t row = 0; row < rows; ++row) {
+      std::vector<double> share(size_t(count), 0.0);
+      for (int64_t head = 2 * group; head < 2 * group + 2; ++head) {
+        const float* score = scores.as<float>() + (head * rows + row) * count;
+        double total = 0;
+        for (int64_t b = 0; b < count; ++b) total += std::exp(double(score[b]));
+        for (int64_t b = 0; b < count; ++b) share[size_t(b)] += std::exp(double(score[b])) / total;
+      }
+      double held = 0, best = 0;
+      for (int32_t b : call.list(2 * group, row)) held += share[size_t(b)];
+      std::sort(share.begin(), share.end(), std::greater<>());
+      for (size_t b = 0; b < call.list(2 * group, row).size(); ++b) best += share[b];
+      EXPECT_NEAR(held, best, 1e-6) << "group " << group << ", row " << row;
+    }
   }
-  EXPECT_GT(like_loud, 8);
-  EXPECT_LT(like_quiet, 2);
 }
 
 // The fewest blocks that reach the share: without its weakest candidate a row falls short.
@@ -298,8 +348,8 @@ TEST(Threshold, KeepsTheFewestBlocksThatReachTheMass) {
     const PlannedCall call(*make_threshold(blocks(32, 16), mass), data);
     call.check_contract();
     EXPECT_LT(call.error(), kTolerance);
-    EXPECT_GT(double(call.planned.kept_blocks), previous);
-    previous = double(call.planned.kept_blocks);
+    EXPECT_GT(double(call.kept_blocks()), previous);
+    previous = double(call.kept_blocks());
 
     const BlockMask& mask = *call.planned.mask;
     const int64_t rows = mask.indices.dim(1), count = mask.indices.dim(2);
@@ -338,33 +388,34 @@ TEST(Threshold, ARowThatCannotBeScoredKeepsEverything) {
   EXPECT_LT(call.list(1, 0).size(), 16u);
 }
 
-// Equal keys: the candidates nearest to the query win, not the start of the video.
-TEST(Threshold, TiesGoToTheNeighbourhood) {
+// Equal keys: those whose id times 2654435769 modulo 2^32 is smallest win, not the start of the
+// video: 0, 13, 5, 10 and 2 of 16.
+TEST(Threshold, TiesAreSpread) {
   CallData data(shape_of({16, 4, 4}, 0));
   std::fill_n(data.k.view.as<float>(), data.k.view.numel(), 0.5f);
   const PlannedCall call(*make_threshold(blocks(16, 16), 0.3), data);  // 5 of 16
-  EXPECT_EQ(call.list(0, 8), (std::vector<int32_t>{6, 7, 8, 9, 10}));
-  EXPECT_EQ(call.list(0, 0), (std::vector<int32_t>{0, 1, 2, 3, 4}));
-  EXPECT_EQ(call.list(0, 15), (std::vector<int32_t>{11, 12, 13, 14, 15}));
+  EXPECT_EQ(call.list(0, 8), (std::vector<int32_t>{0, 2, 5, 10, 13}));
 }
 
-// A backend that only claims to be a device is enough: the refusal comes first.
-TEST(HostSelection, RefusesADevice) {
+// Nothing is chosen on the host: a device's calls look the same, and none reads memory.
+TEST(BlockSparse, PlansOnADevice) {
   DryRunBackend device(DeviceKind::cuda);
   Arena arena = Arena::measuring(DeviceKind::cuda);
   SelectionCache selections;
   Sequence sequence;
   sequence.grid = {8, 8, 8};
-  const MutView x = arena.make({512, 2, 16}, DType::bf16);
+  const MutView q = arena.make({512, 4, 16}, DType::bf16),
+                k = arena.make({512, 2, 16}, DType::bf16);
   for (const auto& method :
-       {make_threshold(blocks(16, 16), 0.5), make_group_topk(blocks(16, 16), 0.5)}) {
-    try {
-      method->plan({{}, {}, 0, 0.25f, x, x, sequence, device, arena, selections});
-      FAIL() << "ran on a device";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::unsupported);
-      EXPECT_NE(std::string(error.what()).find("use block_topk here"), std::string::npos);
-    }
+       {make_block_topk(blocks(16, 16), 0.5), make_block_topk(shared(blocks(16, 16)), 0.5),
+        make_threshold(blocks(16, 16), 0.5), make_threshold(shared(blocks(16, 16)), 0.5),
+        make_sliding_tile(blocks(16, 16), {3, 3, 3})}) {
+    device.reset_stats();
+    const PlannedAttention planned =
+        method->plan({{}, {}, 0, 0.25f, q, k, sequence, device, arena, selections});
+    ASSERT_TRUE(planned.mask.has_value()) << method->description();
+    EXPECT_EQ(planned.mask->indices.device, DeviceKind::cuda);
+    EXPECT_EQ(device.stats().count("download"), 0u) << method->description();
   }
 }
 

@@ -50,6 +50,12 @@ Selection& SelectionCache::for_steps(const AttentionCall& call, const AttentionM
   return entry.selection;
 }
 
+void SelectionCache::forget() {
+  for (auto& [key, entry] : entries_) {
+    if (std::get<1>(key) != kAllLayers) entry.selection.stale = true;
+  }
+}
+
 Selection& SelectionCache::for_request(const AttentionCall& call, const AttentionMethod& method,
                                        const Shape& shape) {
   return open(call, method, kAllLayers, shape).selection;

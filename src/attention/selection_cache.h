@@ -31,7 +31,8 @@ struct Selection {
 };
 
 // One per request: lists kept longer are keyed by method, layer and branch. Reuse counts from the
-// start of a phase, so all layers select at the same steps. A change of lengths drops an entry.
+// start of a phase, so all layers select at the same steps. Lists keep their addresses, which
+// recorded steps name, until the lengths change.
 class SelectionCache {
  public:
   // Lists of shape [lists, query blocks, capacity] that hold for `reuse_steps` steps of one phase;
@@ -41,7 +42,8 @@ class SelectionCache {
   // Lists that hold for all layers and steps of the branch.
   Selection& for_request(const AttentionCall& call, const AttentionMethod& method,
                          const Shape& shape);
-  void clear() { entries_.clear(); }
+  // What depended on the data must be selected anew.
+  void forget();
 
  private:
   struct Entry {

@@ -2,8 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/block_grid.h"
-#include "attention/method.h"
+#include "attention/block_rule.h"
 #include "base/error.h"
 
 namespace orrery {
@@ -72,18 +71,15 @@ class SlidingTile final : public AttentionMethod {
   }
 
   PlannedAttention plan(const AttentionCall& call) const override {
-    const BlockGrid grid(call, options_.block_q, options_.block_k);
-    PlannedAttention planned;
-    planned.plan.scale = call.scale;
-    planned.plan.implementation = options_.kernel.implementation;
-    planned.all_blocks = planned.kept_blocks = grid.all();
+    const BlockGrid grid = rule_of(call, options_).grid(call.q.dim(0), call.k.dim(0));
+    PlannedAttention planned = plan_all(call, options_, grid);
     if (grid.candidates() == 0) return planned;
 
     // One list for all heads, the same at every layer and step.
     Selection& selection = call.selections.for_request(call, *this, {1, grid.rows, grid.blocks});
     if (selection.stale) select(call, grid, selection);
     planned.kept_blocks = selection.kept;
-    if (planned.kept_blocks < planned.all_blocks) {
+    if (selection.kept < planned.all_blocks) {
       planned.mask = selection.mask(options_.block_q, options_.block_k);
     }
     return planned;
@@ -104,7 +100,7 @@ class SlidingTile final : public AttentionMethod {
         if (seen[static_cast<size_t>(block)]) list[count++] = static_cast<int32_t>(block);
       }
       counts.view.as<int32_t>()[row] = count;
-      selection.kept += grid.heads * count;
+      selection.kept += call.q.dim(1) * count;
     }
     call.backend.upload(selection.indices, indices.view);
     call.backend.upload(selection.counts, counts.view);

@@ -49,9 +49,10 @@ Tensor random_tensor(Backend& backend, std::mt19937& engine, Shape shape, DType 
 // The keys that query `row` of `head` sees, one flag each.
 class VisibleKeys {
  public:
-  VisibleKeys(Backend& backend, const std::optional<BlockMask>& mask, int64_t keys)
+  VisibleKeys(Backend& backend, const std::optional<BlockMask>& mask, int64_t heads, int64_t keys)
       : mask_(mask), keys_(keys) {
     if (!mask) return;
+    heads_per_list_ = mask->heads_per_list(heads);
     indices_ = allocate_host_tensor(mask->indices.shape, DType::i32);
     counts_ = allocate_host_tensor(mask->counts.shape, DType::i32);
     backend.download(indices_.view, mask->indices);
@@ -60,8 +61,7 @@ class VisibleKeys {
   std::vector<bool> of(int64_t head, int64_t row) const {
     if (!mask_) return std::vector<bool>(static_cast<size_t>(keys_), true);
     std::vector<bool> seen(static_cast<size_t>(keys_));
-    const int64_t list =
-        (mask_->indices.dim(0) == 1 ? 0 : head) * mask_->indices.dim(1) + row / mask_->block_q;
+    const int64_t list = head / heads_per_list_ * mask_->indices.dim(1) + row / mask_->block_q;
     for (int32_t i = 0; i < counts_.view.as<int32_t>()[list]; ++i) {
       const int64_t begin =
           mask_->block_k * indices_.view.as<int32_t>()[list * mask_->indices.dim(2) + i];
@@ -73,7 +73,7 @@ class VisibleKeys {
 
  private:
   std::optional<BlockMask> mask_;
-  int64_t keys_;
+  int64_t keys_, heads_per_list_ = 1;
   Tensor indices_, counts_;
 };
 
@@ -87,7 +87,7 @@ double error_against_host(Backend& backend, const Inputs& in, const PlannedAtten
   const int64_t queries = in.q.view.dim(0), keys = in.k.view.dim(0);
   const std::vector<float> q = to_host(backend, in.q.view), k = to_host(backend, in.k.view),
                            v = to_host(backend, in.v.view), out = to_host(backend, in.out.view);
-  const VisibleKeys visible(backend, planned.mask, keys);
+  const VisibleKeys visible(backend, planned.mask, heads, keys);
   double difference = 0, norm = 0;
   std::vector<double> weights(static_cast<size_t>(keys));
   for (int64_t sample = 0; sample < kSampledRows; ++sample) {
@@ -141,8 +141,8 @@ std::vector<PresetTrial> try_presets(const AttentionStrategy& strategy, Backend&
   in.v = random_tensor(backend, engine, {kText + sequence.size(), kv_heads, head_dim}, dtype);
   in.out = backend.allocate_tensor({sequence.size(), heads, head_dim}, dtype);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  // Lists and scores of the smallest blocks: 64 query and key blocks each.
-  Arena arena(backend.allocate(static_cast<size_t>(heads * 65 * 65 * 8 + 4096)));
+  // Lists of the smallest blocks: 64 query and key blocks each.
+  Arena arena(backend.allocate(static_cast<size_t>(heads * 65 * 65 * 4 + 4096)));
 
   std::vector<PresetTrial> trials;
   for (int preset : used) {

@@ -78,6 +78,32 @@ int64_t BlockSelection::budget(int64_t unprotected_blocks) const {
   return std::min(unprotected_blocks, (wanted + 7) / 8 * 8);
 }
 
+BlockGrid BlockSelection::grid(int64_t queries, int64_t keys) const {
+  const auto ceil_div = [](int64_t tokens, int64_t block) { return (tokens + block - 1) / block; };
+  BlockGrid g;
+  g.rows = ceil_div(queries, block_q);
+  g.blocks = ceil_div(keys, block_k);
+  g.head_end = std::min(g.blocks, ceil_div(protected_keys, block_k));
+  g.dense_head_end = std::min(g.rows, ceil_div(protected_head_queries, block_q));
+  g.tail_begin = g.blocks;
+  g.dense_tail_begin = g.rows;
+  if (protected_tail_keys > 0) {
+    g.tail_begin = std::max<int64_t>(0, keys - protected_tail_keys) / block_k;
+  }
+  if (protected_tail_queries > 0) {
+    g.dense_tail_begin = std::max<int64_t>(0, queries - protected_tail_queries) / block_q;
+  }
+  g.tail_begin = std::max(g.tail_begin, g.head_end);
+  g.dense_tail_begin = std::max(g.dense_tail_begin, g.dense_head_end);
+  return g;
+}
+
+bool BlockSelection::keeps_all(const BlockGrid& grid) const {
+  const int64_t candidates = grid.candidates();
+  return candidates == 0 || grid.dense_rows() == grid.rows ||
+         (mass == 0 && budget(candidates) == candidates);
+}
+
 template <typename Fn>
 void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn) {
   auto it = stats_.find(op);
@@ -306,7 +332,9 @@ void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan
     check.on_device("counts", mask.counts);
     check.rank("indices", mask.indices, 3);
     const int64_t lists = mask.indices.dim(0);
-    check.that(lists == heads || lists == 1, lists, " block lists for ", heads, " heads");
+    check.that(lists == 1 || (lists > 0 && heads % lists == 0 && lists % kv_heads == 0), lists,
+               " block lists for ", heads, " query heads and ", kv_heads,
+               " key/value heads; expected one, or as many for each key/value head");
     check.that(mask.indices.dim(1) == rows, mask.indices.dim(1), " list rows for ", rows, " query blocks");
     check.shape("counts", mask.counts, {lists, rows});
     check.that(mask.indices.dtype == DType::i32 && mask.counts.dtype == DType::i32 &&
@@ -335,19 +363,23 @@ void Backend::select_blocks(MutView indices, MutView counts, View q, View k,
              "blocks ", selection.block_q, " x ", selection.block_k, " are not multiples of 16");
   check.that(std::isfinite(selection.scale) && selection.scale > 0, "scale ", selection.scale,
              " is not positive and finite");
-  const int64_t rows = (q.dim(0) + selection.block_q - 1) / selection.block_q;
-  const int64_t blocks = (k.dim(0) + selection.block_k - 1) / selection.block_k;
+  const int64_t sharing = selection.heads_per_list;
+  check.that(sharing > 0 && heads / k.dim(1) % sharing == 0, sharing,
+             " heads choose together, which must divide the ", heads / k.dim(1), " of a key/value head");
+  check.that(selection.mass >= 0 && selection.mass < 1, "mass ", selection.mass, " is not in [0, 1)");
+  const BlockGrid grid = selection.grid(q.dim(0), k.dim(0));
+  const int64_t lists = heads / sharing, rows = grid.rows, blocks = grid.blocks;
   check.on_device("indices", indices);
   check.rank("indices", indices, 3);
-  check.that(indices.dim(0) == heads && indices.dim(1) == rows && indices.dim(2) >= blocks, "indices is ",
-             indices.shape, ", expected [", heads, ", ", rows, ", >= ", blocks, "]");
-  check.shape("counts", counts, {heads, rows});
+  check.that(indices.dim(0) == lists && indices.dim(1) == rows && indices.dim(2) >= blocks, "indices is ",
+             indices.shape, ", expected [", lists, ", ", rows, ", >= ", blocks, "]");
+  check.shape("counts", counts, {lists, rows});
   check.that(indices.dtype == DType::i32 && counts.dtype == DType::i32, "block lists must be i32");
   check.on_device("counts", counts);
   check.rows("indices", indices);
   if (scores) {
     check.on_device("scores", scores);
-    check.shape("scores", scores, {heads, rows, blocks});
+    check.shape("scores", scores, {lists, rows, blocks});
     check.that(scores.dtype == DType::f32, "scores is ", name_of(scores.dtype), ", expected f32");
   }
   if (indices.numel() == 0) return;

@@ -128,8 +128,9 @@ class Backend {
   // query head h reads KV head h / (H / KV). Any row strides, heads contiguous in a row. Skv = 0 or a
   // row without keys gives zeros and lse = -inf. No Sq x Skv buffer exists.
   void attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
-  // Fills mask.indices / mask.counts (allocated by the caller with capacity = all key blocks or more)
-  // by the block_topk rule. scores, if not empty, receives f32 [H, nq, nk] natural-log scores.
+  // Fills indices i32 [lists, nq, capacity] and counts i32 [lists, nq] of a BlockMask by the rule of
+  // BlockSelection; lists = H / heads_per_list, capacity >= all key blocks. scores, if not empty,
+  // receives the ranks, f32 [lists, nq, nk]: natural-log scores, or sums of shares.
   void select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
                      MutView scores = {});
 

@@ -27,9 +27,9 @@ struct Stretch {
   int64_t begin, size;
 };
 
-// The keys that query rows of one block, from q_begin on, see. `common` keys are seen by every row,
-// `visible` by at least one: they differ in causal plans only.
-void stretches_of(std::vector<Stretch>& stretches, const AttentionPlan& plan, int64_t head,
+// The keys that query rows of one block, from q_begin on, see in the head's list. `common` keys are
+// seen by every row, `visible` by at least one: they differ in causal plans only.
+void stretches_of(std::vector<Stretch>& stretches, const AttentionPlan& plan, int64_t list,
                   int64_t q_begin, int64_t common, int64_t visible, int64_t keys) {
   stretches.clear();
   if (!plan.mask) {
@@ -38,7 +38,6 @@ void stretches_of(std::vector<Stretch>& stretches, const AttentionPlan& plan, in
     return;
   }
   const BlockMask& mask = *plan.mask;
-  const int64_t list = mask.indices.dim(0) == 1 ? 0 : head;
   const int64_t row = list * mask.indices.dim(1) + q_begin / mask.block_q;
   const int32_t* blocks = mask.indices.as<int32_t>() + row * mask.indices.dim(2);
   for (int32_t i = 0; i < mask.counts.as<int32_t>()[row]; ++i) {
@@ -169,6 +168,7 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
   // and few, because the diagonal is slow.
   int64_t rows_a_task = plan.causal ? kRowStep : d <= 128 ? kMaxQueries : kMaxQueries / 2;
   const int64_t block = plan.mask ? plan.mask->block_q : queries;
+  const int64_t heads_per_list = plan.mask ? plan.mask->heads_per_list(heads) : 1;
   while (rows_a_task > kRowStep &&
          heads * ((queries + rows_a_task - 1) / rows_a_task) < 3 * context.threads) {
     rows_a_task /= 2;
@@ -228,7 +228,8 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
       };
       auto& list = stretches[size_t(thread)];
       const auto seen_by = [&](int64_t r) { return std::clamp<int64_t>(first_hidden(r), 0, keys); };
-      stretches_of(list, plan, head, state.begin, seen_by(0), seen_by(state.count - 1), keys);
+      stretches_of(list, plan, head / heads_per_list, state.begin, seen_by(0),
+                   seen_by(state.count - 1), keys);
       for (const Stretch& whole : list) {
         for (int64_t begin = 0; begin < whole.size; begin += kKeys) {
           const Stretch part{whole.begin + begin, std::min(kKeys, whole.size - begin)};
@@ -256,6 +257,7 @@ void reference(Context& context, MutView out, View q, View k, View v, const Atte
   const Kernels& kernels = context.kernels;
   const int64_t queries = q.dim(0), heads = q.dim(1), d = q.dim(2), keys = k.dim(0);
   const int64_t group = heads / k.dim(1);
+  const int64_t heads_per_list = plan.mask ? plan.mask->heads_per_list(heads) : 1;
   std::vector<std::vector<double>> weights(static_cast<size_t>(context.threads),
                                            std::vector<double>(size_t(keys)));
   std::vector<std::vector<double>> sums(static_cast<size_t>(context.threads),
@@ -273,7 +275,7 @@ void reference(Context& context, MutView out, View q, View k, View v, const Atte
     auto& sum = sums[size_t(thread)];
     const int64_t visible =
         plan.causal ? std::clamp<int64_t>(i + keys - queries + 1, 0, keys) : keys;
-    stretches_of(list, plan, head, i, visible, visible, keys);
+    stretches_of(list, plan, head / heads_per_list, i, visible, visible, keys);
     const auto each_key = [&](const View& x, const auto& fn) {
       for (const Stretch& s : list) {
         for (int64_t j = s.begin; j < s.begin + s.size; ++j) {

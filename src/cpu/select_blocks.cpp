@@ -1,6 +1,6 @@
-// The block_topk selector. Cell means are packed like any matrix product; a task scores some query
-// blocks of one head against all key blocks and picks at once, so that no score buffer is kept
-// unless the caller wants the scores.
+// Block selection. Cell means are packed like any matrix product; a task ranks the key blocks of
+// some query blocks of one list, head by head, and picks at once, so that no score buffer is kept
+// unless the caller wants the ranks.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -64,30 +64,52 @@ float log_sum(const Kernels& kernels, const float* t, int64_t pitch, int64_t row
 // order is total.
 uint32_t spread(int32_t id) { return uint32_t(id) * 2654435769u; }
 
+// ranks (+)= each block's share of the softmax that natural-log scores stand for. `weights` is
+// scratch.
+void add_shares(const Kernels& kernels, float* ranks, const float* scores, float* weights,
+                int64_t blocks, bool first) {
+  std::copy(scores, scores + blocks, weights);
+  const float sum = kernels.exp_sum(weights, 1.0f, kernels.max(scores, blocks), blocks);
+  if (first)
+    kernels.scale(ranks, weights, 1.0f / sum, blocks);
+  else
+    kernels.add_scaled(ranks, weights, 1.0f / sum, blocks);
+}
+
 // What every row of lists has in common.
-struct Candidates {
-  int64_t blocks, begin, end;  // the unprotected blocks are [begin, end)
-  int64_t budget;
+struct Choice {
+  BlockGrid grid;
+  int64_t budget;  // when no mass is wanted
+  double mass;     // of the heads' shares together, or 0
 };
 
 // Writes one row's ascending ids and returns how many.
-int32_t choose(int32_t* ids, std::vector<int32_t>& order, const float* scores,
-               const Candidates& c) {
-  order.resize(size_t(c.end - c.begin));
-  std::iota(order.begin(), order.end(), int32_t(c.begin));
-  const auto middle = order.begin() + c.budget;
-  const bool finite =
-      std::all_of(scores + c.begin, scores + c.end, [](float s) { return std::isfinite(s); });
-  if (finite && middle != order.end()) {
-    std::nth_element(order.begin(), middle, order.end(), [&](int32_t a, int32_t b) {
-      return scores[a] != scores[b] ? scores[a] > scores[b] : spread(a) < spread(b);
-    });
+int32_t choose(int32_t* ids, std::vector<int32_t>& order, const float* ranks, const Choice& c) {
+  const BlockGrid& grid = c.grid;
+  order.resize(size_t(grid.candidates()));
+  std::iota(order.begin(), order.end(), int32_t(grid.head_end));
+  const bool finite = std::all_of(ranks + grid.head_end, ranks + grid.tail_begin,
+                                  [](float rank) { return std::isfinite(rank); });
+  const auto better = [&](int32_t a, int32_t b) {
+    return ranks[a] != ranks[b] ? ranks[a] > ranks[b] : spread(a) < spread(b);
+  };
+  auto end = order.begin() + c.budget;
+  if (c.mass > 0) {
+    end = order.end();
+    if (finite) {
+      std::sort(order.begin(), order.end(), better);
+      double held = std::accumulate(ranks, ranks + grid.head_end, 0.0);
+      held = std::accumulate(ranks + grid.tail_begin, ranks + grid.blocks, held);
+      for (end = order.begin(); end != order.end() && held < c.mass; ++end) held += ranks[*end];
+    }
+  } else if (finite && end != order.end()) {
+    std::nth_element(order.begin(), end, order.end(), better);
   }
-  std::sort(order.begin(), middle);
+  std::sort(order.begin(), end);
   int32_t* next = ids;
-  for (int64_t b = 0; b < c.begin; ++b) *next++ = int32_t(b);
-  next = std::copy(order.begin(), middle, next);
-  for (int64_t b = c.end; b < c.blocks; ++b) *next++ = int32_t(b);
+  for (int64_t b = 0; b < grid.head_end; ++b) *next++ = int32_t(b);
+  next = std::copy(order.begin(), end, next);
+  for (int64_t b = grid.tail_begin; b < grid.blocks; ++b) *next++ = int32_t(b);
   return int32_t(next - ids);
 }
 
@@ -97,35 +119,24 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
                    const BlockSelection& selection, MutView scores) {
   const Kernels& kernels = context.kernels;
   const int64_t cell = selection.cells(), heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2);
-  const int64_t rows = counts.dim(1), blocks = ceil_div(k.dim(0), selection.block_k);
-  Candidates candidates{blocks, 0, blocks, 0};
-  candidates.begin = std::min(blocks, ceil_div(selection.protected_keys, selection.block_k));
-  if (selection.protected_tail_keys > 0) {
-    candidates.end =
-        std::max<int64_t>(0, k.dim(0) - selection.protected_tail_keys) / selection.block_k;
-  }
-  candidates.end = std::max(candidates.begin, candidates.end);
-  const int64_t unprotected = candidates.end - candidates.begin;
-  candidates.budget = selection.budget(unprotected);
-  const bool keeps_all = candidates.budget == unprotected;
+  const int64_t sharing = selection.heads_per_list, lists = heads / sharing;
+  const BlockGrid grid = selection.grid(q.dim(0), k.dim(0));
+  const int64_t rows = grid.rows, blocks = grid.blocks;
+  const Choice choice{grid, selection.budget(grid.candidates()), selection.mass * double(sharing)};
+  const bool keeps_all = selection.keeps_all(grid);
 
-  const auto list = [&](int64_t head, int64_t row) {
-    return indices.as<int32_t>() + head * indices.stride(0) + row * indices.stride(1);
+  const auto ids_of = [&](int64_t list, int64_t row) {
+    return indices.as<int32_t>() + list * indices.stride(0) + row * indices.stride(1);
   };
-  const auto count = [&](int64_t head, int64_t row) -> int32_t& {
-    return counts.as<int32_t>()[head * counts.stride(0) + row * counts.stride(1)];
+  const auto count = [&](int64_t list, int64_t row) -> int32_t& {
+    return counts.as<int32_t>()[list * counts.stride(0) + row * counts.stride(1)];
   };
-  const auto is_dense = [&](int64_t row) {
-    return row * selection.block_q < selection.protected_head_queries ||
-           std::min(q.dim(0), (row + 1) * selection.block_q) >
-               q.dim(0) - selection.protected_tail_queries;
-  };
-  const auto keep_all = [&](int64_t head, int64_t row) {
-    std::iota(list(head, row), list(head, row) + blocks, 0);
-    count(head, row) = int32_t(blocks);
+  const auto keep_all = [&](int64_t list, int64_t row) {
+    std::iota(ids_of(list, row), ids_of(list, row) + blocks, 0);
+    count(list, row) = int32_t(blocks);
   };
   if (keeps_all && !scores) {
-    for (int64_t i = 0; i < heads * rows; ++i) keep_all(i / rows, i % rows);
+    for (int64_t i = 0; i < lists * rows; ++i) keep_all(i / rows, i % rows);
     return;
   }
 
@@ -152,45 +163,57 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
   const int64_t cell_rows = rows_a_task * cells_a_row;
   const int64_t padded_rows = ceil_div(cell_rows, kRowStep) * kRowStep;
   const int64_t pitch = panels.padded();
-  context.per_thread.need_each(context.threads, padded_rows * pitch + cells_a_block + blocks);
+  context.per_thread.need_each(context.threads,
+                               padded_rows * pitch + cells_a_block + (rows_a_task + 2) * blocks);
   std::vector<std::vector<int32_t>> orders(static_cast<size_t>(context.threads));
   std::vector<std::vector<const float*>> pointers(static_cast<size_t>(context.threads),
                                                   std::vector<const float*>(size_t(padded_rows)));
-  for (auto& order : orders) order.reserve(size_t(unprotected));
+  for (auto& order : orders) order.reserve(size_t(grid.candidates()));
   const int64_t tasks = ceil_div(rows, rows_a_task);
-  parallel_tasks(context, heads * tasks, [&](int64_t task, int thread) {
-    const int64_t head = task / tasks, first = task % tasks * rows_a_task;
+  parallel_tasks(context, lists * tasks, [&](int64_t task, int thread) {
+    const int64_t list = task / tasks, first = task % tasks * rows_a_task;
     const int64_t cells = std::min(cell_rows, q_cells - first * cells_a_row);
+    const int64_t last = std::min(rows, first + rows_a_task);
     float* t = context.per_thread.of(thread);
     float* buffer = t + padded_rows * pitch;
     float* row_scores = buffer + cells_a_block;
+    float* weights = row_scores + blocks;
+    float* ranks = weights + blocks;
     auto& row = pointers[size_t(thread)];
-    for (int64_t i = 0; i < padded_rows; ++i) {
-      row[size_t(i)] =
-          pooled_q + (head * q_cells + first * cells_a_row + std::min(i, cells - 1)) * d;
-    }
-    constexpr int64_t kNoTap = 0;
-    const DepthSlice depth{&kNoTap, 1, d, 0};
-    multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d, panels,
-             0, panels.count(), {&depth, 1}, false);
-    for (int64_t r = 0; r < rows_a_task && first + r < rows; ++r) {
-      const int64_t cell_begin = r * cells_a_row;
-      const int64_t cell_count = std::min(cells_a_row, cells - cell_begin);
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t k_begin = b * cells_a_block,
-                      k_count = std::min(cells_a_block, k_cells - k_begin);
-        row_scores[b] =
-            log_sum(kernels, t + cell_begin * pitch + k_begin, pitch, cell_count, k_count, buffer);
+    for (int64_t head = list * sharing; head < (list + 1) * sharing; ++head) {
+      for (int64_t i = 0; i < padded_rows; ++i) {
+        row[size_t(i)] =
+            pooled_q + (head * q_cells + first * cells_a_row + std::min(i, cells - 1)) * d;
       }
+      constexpr int64_t kNoTap = 0;
+      const DepthSlice depth{&kNoTap, 1, d, 0};
+      multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d,
+               panels, 0, panels.count(), {&depth, 1}, false);
+      for (int64_t r = 0; r < last - first; ++r) {
+        const int64_t cell_begin = r * cells_a_row;
+        const int64_t cell_count = std::min(cells_a_row, cells - cell_begin);
+        float* of_row = ranks + r * blocks;
+        float* to = selection.ranks_by_share() ? row_scores : of_row;
+        for (int64_t b = 0; b < blocks; ++b) {
+          const int64_t k_begin = b * cells_a_block,
+                        k_count = std::min(cells_a_block, k_cells - k_begin);
+          to[b] = log_sum(kernels, t + cell_begin * pitch + k_begin, pitch, cell_count, k_count,
+                          buffer);
+        }
+        if (to != of_row) {
+          add_shares(kernels, of_row, row_scores, weights, blocks, head == list * sharing);
+        }
+      }
+    }
+    for (int64_t r = first; r < last; ++r) {
+      const float* of_row = ranks + (r - first) * blocks;
       if (scores)
-        finish_row(kernels, row_scores, scores.mut(), scores.dtype,
-                   head * scores.stride(0) + (first + r) * scores.stride(1), blocks,
-                   scores.stride(2));
-      if (keeps_all || is_dense(first + r)) {
-        keep_all(head, first + r);
+        finish_row(kernels, of_row, scores.mut(), scores.dtype,
+                   list * scores.stride(0) + r * scores.stride(1), blocks, scores.stride(2));
+      if (keeps_all || grid.is_dense(r)) {
+        keep_all(list, r);
       } else {
-        count(head, first + r) =
-            choose(list(head, first + r), orders[size_t(thread)], row_scores, candidates);
+        count(list, r) = choose(ids_of(list, r), orders[size_t(thread)], of_row, choice);
       }
     }
   });

@@ -119,12 +119,12 @@ TEST_P(Attention, BlockSparse) {
     for (const auto& block : blocks) {
       for (const AttentionCase& c :
            {AttentionCase{130, 333, 4, 2, 32}, {70, 600, 2, 2, 24}, {64, 256, 2, 1, 64}}) {
-        for (bool shared : {false, true}) {
+        for (int64_t lists : {c.heads, c.kv_heads, int64_t{1}}) {
           SCOPED_TRACE(testing::Message() << name << " blocks " << block[0] << " x " << block[1]
-                                          << " keys " << c.keys << " shared lists " << shared);
+                                          << " keys " << c.keys << ", " << lists << " lists for "
+                                          << c.heads << "/" << c.kv_heads << " heads");
           Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
-          const TestMask mask(*backend_, shared ? 1 : c.heads, c.queries, c.keys, block[0],
-                              block[1], 0.4, 7);
+          const TestMask mask(*backend_, lists, c.queries, c.keys, block[0], block[1], 0.4, 7);
           TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, DType::f32);
           TestTensor lse = poisoned(*backend_, {c.heads, c.queries}, DType::f32);
           AttentionPlan plan;
@@ -140,6 +140,26 @@ TEST_P(Attention, BlockSparse) {
           expect_close(lse, want.lse, units(c), 1, reference::Values(want.lse.size(), 4.0));
         }
       }
+    }
+  }
+}
+
+// Lists that cut a key/value head's group apart unevenly, or span several groups, are refused.
+TEST_P(Attention, ListsThatDoNotFitTheHeadsAreRefused) {
+  const AttentionCase c{64, 256, 8, 4, 16};
+  Problem p = random_problem(*backend_, c, DType::f32, Layout::contiguous);
+  TestTensor out = poisoned(*backend_, {c.queries, c.heads, c.d}, DType::f32);
+  for (int64_t lists : {2, 3, 5, 16}) {
+    const TestMask mask(*backend_, lists, c.queries, c.keys, 64, 64, 0.4, 7);
+    AttentionPlan plan;
+    plan.scale = 0.25f;
+    plan.mask = &mask.device;
+    try {
+      backend_->attention(out.device(), p.q.device(), p.k.device(), p.v.device(), plan);
+      ADD_FAILURE() << "accepted " << lists << " lists";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("block lists for 8 query heads"), std::string::npos)
+          << error.what();
     }
   }
 }

@@ -208,8 +208,8 @@ Attention attention(const View& q, const View& k, const View& v, const Attention
       std::vector<int64_t> keys;
       if (plan.mask) {
         const BlockMask& mask = *plan.mask;
-        const int64_t row =
-            (mask.indices.dim(0) == 1 ? 0 : h * mask.indices.dim(1)) + i / mask.block_q;
+        const int64_t list = h * mask.indices.dim(0) / heads;
+        const int64_t row = list * mask.indices.dim(1) + i / mask.block_q;
         for (int32_t b = 0; b < mask.counts.as<int32_t>()[row]; ++b) {
           const int64_t block = mask.indices.as<int32_t>()[row * mask.indices.dim(2) + b];
           const int64_t end = std::min(skv, (block + 1) * mask.block_k);
@@ -266,54 +266,81 @@ Selection select_blocks(const View& q, const View& k, const BlockSelection& s) {
   const Values qp = pool(q, s.scale * float(1 / std::log(2.0))), kp = pool(k, 1);
   const int64_t rows = (q.dim(0) + s.block_q - 1) / s.block_q;
   const int64_t blocks = (k.dim(0) + s.block_k - 1) / s.block_k;
-  const int64_t head_end = std::min(blocks, (s.protected_keys + s.block_k - 1) / s.block_k);
-  const int64_t tail_begin =
-      s.protected_tail_keys ? std::max<int64_t>(0, k.dim(0) - s.protected_tail_keys) / s.block_k
-                            : blocks;
-  const int64_t candidates = std::max<int64_t>(0, tail_begin - head_end);
-  const int64_t budget = s.budget(candidates);
-  Selection result;
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t r = 0; r < rows; ++r) {
-      Values scores;
-      for (int64_t b = 0; b < blocks; ++b) {
-        Values t;
-        for (int64_t qc = r * s.block_q / cell;
-             qc < std::min(cells(q.dim(0)), (r + 1) * s.block_q / cell); ++qc) {
-          for (int64_t kc = b * s.block_k / cell;
-               kc < std::min(cells(k.dim(0)), (b + 1) * s.block_k / cell); ++kc) {
-            double dot = 0;
-            for (int64_t l = 0; l < d; ++l) {
-              dot += qp[size_t((h * cells(q.dim(0)) + qc) * d + l)] *
-                     kp[size_t((h / (heads / kv) * cells(k.dim(0)) + kc) * d + l)];
-            }
-            t.push_back(dot * std::log(2.0));
-          }
+  // Natural logarithm of the softmax weight of a head's block pair.
+  const auto score = [&](int64_t h, int64_t r, int64_t b) {
+    Values t;
+    for (int64_t qc = r * s.block_q / cell;
+         qc < std::min(cells(q.dim(0)), (r + 1) * s.block_q / cell); ++qc) {
+      for (int64_t kc = b * s.block_k / cell;
+           kc < std::min(cells(k.dim(0)), (b + 1) * s.block_k / cell); ++kc) {
+        double dot = 0;
+        for (int64_t l = 0; l < d; ++l) {
+          dot += qp[size_t((h * cells(q.dim(0)) + qc) * d + l)] *
+                 kp[size_t((h / (heads / kv) * cells(k.dim(0)) + kc) * d + l)];
         }
-        const double top = *std::max_element(t.begin(), t.end());
-        double sum = 0;
-        for (double value : t) sum += std::exp(value - top);
-        scores.push_back(top + std::log(sum));
+        t.push_back(dot * std::log(2.0));
       }
-      std::vector<int32_t> order(static_cast<size_t>(candidates));
-      std::iota(order.begin(), order.end(), int32_t(head_end));
+    }
+    const double top = *std::max_element(t.begin(), t.end());
+    double sum = 0;
+    for (double value : t) sum += std::exp(value - top);
+    return top + std::log(sum);
+  };
+  const auto is_protected = [&](int64_t b) {
+    return b * s.block_k < s.protected_keys ||
+           std::min(k.dim(0), (b + 1) * s.block_k) > k.dim(0) - s.protected_tail_keys;
+  };
+  Selection result;
+  for (int64_t list = 0; list < heads / s.heads_per_list; ++list) {
+    for (int64_t r = 0; r < rows; ++r) {
+      Values ranks(size_t(blocks), 0.0);
+      for (int64_t h = list * s.heads_per_list; h < (list + 1) * s.heads_per_list; ++h) {
+        Values scores;
+        for (int64_t b = 0; b < blocks; ++b) scores.push_back(score(h, r, b));
+        if (s.heads_per_list == 1 && s.mass == 0) {
+          ranks = scores;
+          continue;
+        }
+        const double top = *std::max_element(scores.begin(), scores.end());
+        double sum = 0;
+        for (double value : scores) sum += std::exp(value - top);
+        for (int64_t b = 0; b < blocks; ++b) {
+          ranks[size_t(b)] += std::exp(scores[size_t(b)] - top) / sum;
+        }
+      }
+      std::vector<int32_t> order;
+      double held = 0;
+      for (int64_t b = 0; b < blocks; ++b) {
+        if (is_protected(b))
+          held += ranks[size_t(b)];
+        else
+          order.push_back(int32_t(b));
+      }
+      const auto budget = size_t(s.budget(int64_t(order.size())));
       const bool finite = std::all_of(order.begin(), order.end(),
-                                      [&](int32_t b) { return std::isfinite(scores[size_t(b)]); });
+                                      [&](int32_t b) { return std::isfinite(ranks[size_t(b)]); });
       if (finite) {
-        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-          return scores[size_t(a)] > scores[size_t(b)];
-        });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return ranks[size_t(a)] > ranks[size_t(b)]; });
       }
       const bool dense =
           r * s.block_q < s.protected_head_queries ||
           std::min(q.dim(0), (r + 1) * s.block_q) > q.dim(0) - s.protected_tail_queries;
-      if (!dense) order.resize(size_t(budget));
+      if (!dense && s.mass == 0) {
+        order.resize(budget);
+      } else if (!dense && finite) {
+        size_t count = 0;
+        while (count < order.size() && held < s.mass * double(s.heads_per_list)) {
+          held += ranks[size_t(order[count++])];
+        }
+        order.resize(count);
+      }
       for (int64_t b = 0; b < blocks; ++b) {
-        if (b < head_end || b >= tail_begin) order.push_back(int32_t(b));
+        if (is_protected(b)) order.push_back(int32_t(b));
       }
       std::sort(order.begin(), order.end());
       result.indices.push_back(order);
-      result.scores.insert(result.scores.end(), scores.begin(), scores.end());
+      result.scores.insert(result.scores.end(), ranks.begin(), ranks.end());
     }
   }
   return result;

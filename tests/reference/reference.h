@@ -35,8 +35,8 @@ struct Attention {
 Attention attention(const View& q, const View& k, const View& v, const AttentionPlan& plan);
 
 struct Selection {
-  Values scores;                              // [H, nq, nk]
-  std::vector<std::vector<int32_t>> indices;  // [H * nq] lists
+  Values scores;                              // [lists, nq, nk]: the ranks of BlockSelection
+  std::vector<std::vector<int32_t>> indices;  // [lists * nq] lists
 };
 // Equal scores are left in index order here: a backend's own rule for ties is tested apart.
 Selection select_blocks(const View& q, const View& k, const BlockSelection& selection);
