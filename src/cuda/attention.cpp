@@ -15,8 +15,6 @@ constexpr int64_t kMaxScoreBytes = int64_t{128} << 20;
 // Below this the reference kernel's one launch beats the two-GEMM form's many.
 constexpr double kManyFlops = 2e8;
 
-// The block lists of one KV head, as the kernel wants them: lists that every head shares are given
-// per KV head, since a list serves the query heads of one.
 Sm90AttentionParams native_params(const MutView& out, const View& q, const View& k, const View& v,
                                   const AttentionPlan& plan) {
   Sm90AttentionParams p;
@@ -42,27 +40,8 @@ Sm90AttentionParams native_params(const MutView& out, const View& q, const View&
     p.block_q = int(plan.mask->block_q);
     p.block_k = int(plan.mask->block_k);
     p.capacity = int(plan.mask->indices.dim(2));
-    p.heads_per_list = int(q.dim(1) / plan.mask->indices.dim(0));
+    p.heads_per_list = int(plan.mask->heads_per_list(q.dim(1)));
   }
-  return p;
-}
-
-bool has_shared_lists(const View& k, const AttentionPlan& plan) {
-  return plan.mask && plan.mask->indices.dim(0) == 1 && k.dim(1) > 1;
-}
-
-// One query group and its KV head out of a call.
-Sm90AttentionParams native_group(Sm90AttentionParams p, int64_t kv_head) {
-  const int group = p.hq / p.hkv;
-  const int64_t element = 2, q_offset = kv_head * group * p.head_dim * element,
-                k_offset = kv_head * p.head_dim * element;
-  p.q = static_cast<const std::byte*>(p.q) + q_offset;
-  p.out = static_cast<std::byte*>(p.out) + q_offset;
-  p.k = static_cast<const std::byte*>(p.k) + k_offset;
-  p.v = static_cast<const std::byte*>(p.v) + k_offset;
-  if (p.lse) p.lse += kv_head * group * p.sq;
-  p.hq = p.heads_per_list = group;
-  p.hkv = 1;
   return p;
 }
 
@@ -88,9 +67,7 @@ Attention::Attention(Context& context, CudnnHandle& handle, Gemm& gemm)
       "native",
       [](const Call& c) -> std::string {
         if (c.q.dtype != DType::bf16) return "takes bf16 only";
-        Sm90AttentionParams params = native_params(c.out, c.q, c.k, c.v, c.plan);
-        if (has_shared_lists(c.k, c.plan)) params = native_group(params, 0);
-        const char* reason = sm90_attention_supports(params);
+        const char* reason = sm90_attention_supports(native_params(c.out, c.q, c.k, c.v, c.plan));
         return reason ? reason : "";
       },
       nullptr,
@@ -160,13 +137,9 @@ std::string Attention::run(MutView out, View q, View k, View v, const AttentionP
 }
 
 void Attention::run_native(const Call& c) {
-  const Sm90AttentionParams params = native_params(c.out, c.q, c.k, c.v, c.plan);
-  const auto launch = [&](const Sm90AttentionParams& p) {
-    const char* problem = sm90_attention(p, context_.stream());
-    require(problem == nullptr, ErrorKind::device, "attention: native: ", problem ? problem : "");
-  };
-  if (!has_shared_lists(c.k, c.plan)) return launch(params);
-  for (int64_t kv_head = 0; kv_head < c.k.dim(1); ++kv_head) launch(native_group(params, kv_head));
+  const char* problem =
+      sm90_attention(native_params(c.out, c.q, c.k, c.v, c.plan), context_.stream());
+  require(problem == nullptr, ErrorKind::device, "attention: native: ", problem ? problem : "");
 }
 
 const Attention::CudnnPlan& Attention::cudnn_plan(const Call& c) {

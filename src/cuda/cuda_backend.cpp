@@ -124,7 +124,7 @@ class CudaBackend final : public Backend {
   Convolution convolution_{context_, cudnn_, gemm_};
   Attention attention_{context_, cudnn_, gemm_};
   Scratch flag_{context_}, q_cells_{context_}, k_cells_{context_}, products_{context_},
-      scores_{context_};
+      scores_{context_}, ranks_{context_};
   std::map<std::string, Graph, std::less<>> graphs_;
 };
 
@@ -182,55 +182,50 @@ void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View
                                    const BlockSelection& selection, MutView scores) {
   const int64_t heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2), cell = selection.cells();
   const int64_t q_count = (q.dim(0) + cell - 1) / cell, k_count = (k.dim(0) + cell - 1) / cell;
-  const int64_t rows = counts.dim(1), cells_q = selection.block_q / cell,
-                cells_k = selection.block_k / cell;
-
+  const int64_t cells_q = selection.block_q / cell, cells_k = selection.block_k / cell;
+  const int64_t sharing = selection.heads_per_list;
   TopBlocks top;
-  top.blocks = (k.dim(0) + selection.block_k - 1) / selection.block_k;
-  top.head_end =
-      std::min(top.blocks, (selection.protected_keys + selection.block_k - 1) / selection.block_k);
-  top.tail_begin = top.blocks;
-  if (selection.protected_tail_keys > 0) {
-    top.tail_begin =
-        std::max<int64_t>(0, k.dim(0) - selection.protected_tail_keys) / selection.block_k;
-  }
-  const int64_t candidates = std::max<int64_t>(0, top.tail_begin - top.head_end);
-  top.budget = selection.budget(candidates);
-  top.dense_from = rows;
-  if (selection.protected_tail_queries > 0) {
-    top.dense_from =
-        std::max<int64_t>(0, q.dim(0) - selection.protected_tail_queries) / selection.block_q;
-  }
+  top.grid = selection.grid(q.dim(0), k.dim(0));
+  top.budget = selection.budget(top.grid.candidates());
+  top.mass = float(selection.mass * double(sharing));
 
   if (try_native_select(indices, counts, q, k, selection, top, scores)) return;
-  const bool needs_scores = scores || (top.budget < candidates && top.dense_from > 0);
+  const bool needs_ranks = scores || !selection.keeps_all(top.grid);
   MutView q_cells, k_cells;
-  if (needs_scores) {
+  if (needs_ranks) {
     q_cells = q_cells_.tensor({heads, q_count, d}, q.dtype);
     k_cells = k_cells_.tensor({k.dim(1), k_count, d}, k.dtype);
     // In base 2, so that the exponential of a product is the weight of a cell pair.
     cuda::pool_cells(stream(), q_cells, q, selection.scale * std::numbers::log2e_v<float>);
     cuda::pool_cells(stream(), k_cells, k, 1.0f);
   }
+  const int64_t rows = top.grid.rows, blocks = top.grid.blocks;
   const int64_t row_bytes = cells_q * std::max<int64_t>(1, k_count) * int64_t(sizeof(float));
   const int64_t step = std::clamp<int64_t>(kMaxPartBytes / row_bytes, 1, rows);
-  for (int64_t head = 0; head < heads; ++head) {
+  for (int64_t list = 0; list < heads / sharing; ++list) {
     for (int64_t begin = 0; begin < rows; begin += step) {
       const int64_t size = std::min(step, rows - begin);
-      MutView part;
-      if (needs_scores) {
-        const int64_t first = begin * cells_q, count = std::min(q_count - first, size * cells_q);
-        const MutView products = products_.tensor({count, k_count}, DType::f32);
-        gemm_.run(products, q_cells.select(0, head).slice(0, first, count),
-                  k_cells.select(0, head / group));
-        part = scores ? scores.select(0, head).slice(0, begin, size)
-                      : scores_.tensor({size, top.blocks}, DType::f32);
-        cuda::score_blocks(stream(), part, products, cells_q, cells_k);
+      MutView ranks;
+      if (needs_ranks) {
+        ranks = scores ? scores.select(0, list).slice(0, begin, size)
+                       : ranks_.tensor({size, blocks}, DType::f32);
+        const MutView of_head =
+            selection.ranks_by_share() ? scores_.tensor({size, blocks}, DType::f32) : ranks;
+        for (int64_t head = list * sharing; head < (list + 1) * sharing; ++head) {
+          const int64_t first = begin * cells_q, count = std::min(q_count - first, size * cells_q);
+          const MutView products = products_.tensor({count, k_count}, DType::f32);
+          gemm_.run(products, q_cells.select(0, head).slice(0, first, count),
+                    k_cells.select(0, head / group));
+          cuda::score_blocks(stream(), of_head, products, cells_q, cells_k);
+          if (selection.ranks_by_share())
+            cuda::add_shares(stream(), ranks, of_head, head == list * sharing);
+        }
       }
       TopBlocks here = top;
-      here.dense_from -= begin;
-      cuda::top_blocks(stream(), indices.select(0, head).slice(0, begin, size),
-                       counts.select(0, head).slice(0, begin, size), part, here);
+      here.first_row = begin;
+      cuda::top_blocks(stream(), indices.select(0, list).slice(0, begin, size),
+                       counts.select(0, list).slice(0, begin, size),
+                       selection.keeps_all(top.grid) ? View{} : ranks, here);
     }
   }
 }
@@ -256,10 +251,13 @@ bool CudaBackend::try_native_select(const MutView& indices, const MutView& count
   p.scale = selection.scale;
   p.block_q = int(selection.block_q);
   p.block_k = int(selection.block_k);
-  p.head_end = int(top.head_end);
-  p.tail_begin = int(std::max(top.tail_begin, top.head_end));
+  p.heads_per_list = int(selection.heads_per_list);
+  p.head_end = int(top.grid.head_end);
+  p.tail_begin = int(top.grid.tail_begin);
   p.budget = int(top.budget);
-  p.dense_tail_begin = int(top.dense_from);
+  p.mass = top.mass;
+  p.dense_head_end = int(top.grid.dense_head_end);
+  p.dense_tail_begin = int(top.grid.dense_tail_begin);
   p.indices = indices.as<int32_t>();
   p.counts = counts.as<int32_t>();
   p.capacity = int(indices.dim(2));

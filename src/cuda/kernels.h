@@ -47,16 +47,18 @@ void pool_cells(Stream stream, MutView pooled, View x, float factor);
 // scores [rows, blocks] f32 from cell products t [rows * cells_q, cells] f32: natural log-sum-exp
 // of t ln 2 over the cells of each block pair. cells_q, cells_k: cells in a block.
 void score_blocks(Stream stream, MutView scores, View t, int64_t cells_q, int64_t cells_k);
-// Fills the lists of rows of one head. Equal scores at the cut go by a hash of the block, so that
-// they are spread over the video.
+// ranks (+)= the softmax of each row of natural-log scores; ranks are written when `first`, else
+// added to. Both f32 [rows, blocks].
+void add_shares(Stream stream, MutView ranks, View scores, bool first);
+// Fills the lists of consecutive rows of blocks from their ranks, as BlockSelection says. Without
+// ranks every row keeps every block.
 struct TopBlocks {
-  int64_t blocks = 0;
-  int64_t head_end = 0;    // blocks before this are kept
-  int64_t tail_begin = 0;  // blocks from this on are kept
-  int64_t budget = 0;      // of the others
-  int64_t dense_from = 0;  // rows from this on keep every block
+  BlockGrid grid;
+  int64_t first_row = 0;  // of the grid, where indices, counts and ranks begin
+  int64_t budget = 0;     // when mass is 0
+  float mass = 0;         // of the ranks of a row
 };
-void top_blocks(Stream stream, MutView indices, MutView counts, View scores, const TopBlocks& top);
+void top_blocks(Stream stream, MutView indices, MutView counts, View ranks, const TopBlocks& top);
 
 // out[n - begin, :] = bias + sum over t s + i - padding = n of columns[t - first, :, i]; columns
 // f32 [T, Cout * k], out [rows, Cout].

@@ -233,7 +233,6 @@ TEST_P(SelectBlocks, NonFiniteRowsKeepTheFirstCandidates) {
 }
 
 // The same with heads that share, where one head poisons the row, and by mass, where it keeps all.
-// A score of -inf is a share of nothing.
 TEST_P(SelectBlocks, NonFiniteRowsOfSharedListsAndOfMass) {
   for (int64_t d : {16, 64}) {
     for (DType dtype : {DType::f32, DType::bf16}) {

@@ -23,7 +23,7 @@ struct ReferenceShape {
   bool causal;
   const int32_t* indices;  // null: every key
   const int32_t* counts;
-  int64_t lists, list_rows, capacity, block_q, block_k;
+  int64_t heads_per_list, list_rows, capacity, block_q, block_k;
 };
 
 template <typename T>
@@ -50,7 +50,7 @@ __global__ void attention_reference_kernel(T* out, const T* q, const T* k, const
   const int32_t* list = nullptr;
   int64_t keys = s.causal ? min(s.skv, row + s.skv - s.sq + 1) : s.skv;
   if (s.indices) {
-    const int64_t which = (s.lists == 1 ? 0 : head * s.list_rows) + row / s.block_q;
+    const int64_t which = head / s.heads_per_list * s.list_rows + row / s.block_q;
     list = s.indices + which * s.capacity;
     const int64_t count = s.counts[which];
     // Only the last block of all may be short, and lists ascend.
@@ -147,7 +147,7 @@ void attention_reference(Stream stream, MutView out, View q, View k, View v,
   if (plan.mask) {
     s.indices = static_cast<const int32_t*>(plan.mask->indices.data);
     s.counts = static_cast<const int32_t*>(plan.mask->counts.data);
-    s.lists = plan.mask->indices.dim(0);
+    s.heads_per_list = plan.mask->heads_per_list(q.dim(1));
     s.list_rows = plan.mask->indices.dim(1);
     s.capacity = plan.mask->indices.dim(2);
     s.block_q = plan.mask->block_q;

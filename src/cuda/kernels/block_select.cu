@@ -1,5 +1,6 @@
-// Block selection in three steps around one matrix product per head: cell means, scores of block
-// pairs, the best blocks of each row.
+// Block selection in steps around one matrix product per head: cell means, scores of block pairs,
+// their shares of the softmax where lists are shared or a mass is wanted, the best blocks of each
+// row.
 //
 // Layout: x [S, heads, D] -> pooled [heads, cells, D], cells of 16 tokens; t [rows * cells_q,
 // cells] f32 = pooled q . pooled k (by cuBLASLt) -> scores [rows, blocks] f32 -> ascending lists.
@@ -8,6 +9,7 @@
 // f32: 0.21 ms for pooling, 0.5 ms for t, 1.3 ms for the product in fp32. Measured on an H200
 // (bench/device_ops select_blocks): 3.97 ms. bf16 with head_dim 64 or 128 runs in sm90_select.cu.
 #include "cuda/kernels.h"
+#include "cuda/kernels/block_choice.cuh"
 #include "cuda/kernels/common.cuh"
 
 namespace orrery::cuda {
@@ -15,7 +17,7 @@ namespace orrery::cuda {
 namespace {
 
 constexpr int kCell = 16;
-constexpr int kTopThreads = 256;
+constexpr int kRowThreads = 256;
 constexpr float kLn2 = 0.6931471805599453f;
 
 struct PoolShape {
@@ -69,19 +71,31 @@ __global__ void __launch_bounds__(256) score_kernel(float* scores, const float* 
   scores[row * s.score_row + block] = score;
 }
 
-// Order-preserving map of finite floats to unsigned integers.
-__device__ __forceinline__ uint32_t sortable(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+// One block of threads per row. A score that is not finite makes the row's shares NaN, but for
+// -inf, whose share is zero.
+__global__ void __launch_bounds__(kRowThreads)
+    share_kernel(float* ranks, const float* scores, int64_t blocks, int64_t rank_row,
+                 int64_t score_row, bool first) {
+  __shared__ float shared[32];
+  ranks += blockIdx.x * rank_row;
+  scores += blockIdx.x * score_row;
+  float top = -INFINITY;
+  for (int64_t i = threadIdx.x; i < blocks; i += kRowThreads) top = fmaxf(top, scores[i]);
+  top = block_max<kRowThreads>(top, shared);
+  float sum = 0.0f;
+  for (int64_t i = threadIdx.x; i < blocks; i += kRowThreads) sum += expf(scores[i] - top);
+  sum = block_sum<kRowThreads>(sum, shared);
+  for (int64_t i = threadIdx.x; i < blocks; i += kRowThreads) {
+    const float share = expf(scores[i] - top) / sum;
+    ranks[i] = first ? share : ranks[i] + share;
+  }
 }
 
 struct TopShape {
   TopBlocks top;
-  int64_t capacity, score_row;
+  int64_t capacity, rank_row;
+  bool chooses;  // there are ranks
 };
-
-// Where equal scores fall: any number of them is spread evenly over the sequence (golden ratio).
-__device__ __forceinline__ uint32_t spread(int block) { return uint32_t(block) * 2654435769u; }
 
 // The `wanted`-th largest key(i) of those i in [begin, end) for which keep(i), by digits of 8 bits;
 // `wanted` becomes how many of exactly that key belong to the largest. Called by the whole block.
@@ -94,7 +108,7 @@ __device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key&
   for (int shift = 24; shift >= 0; shift -= 8) {
     histogram[threadIdx.x] = 0;
     __syncthreads();
-    for (int i = begin + int(threadIdx.x); i < end; i += kTopThreads) {
+    for (int i = begin + int(threadIdx.x); i < end; i += kRowThreads) {
       const uint32_t k = key(i);
       if (keep(i) && (shift == 24 || k >> (shift + 8) == prefix))
         atomicAdd(&histogram[k >> shift & 255u], 1u);
@@ -114,45 +128,70 @@ __device__ uint32_t nth_largest(uint32_t& wanted, int begin, int end, const Key&
   return prefix;
 }
 
-// One block of threads per row: a digit search finds the score at the cut and, among equals there,
+// A whole block as a team of count_of_mass().
+struct BlockTeam {
+  float* shared;  // of 32
+  __device__ int first() const { return int(threadIdx.x); }
+  __device__ int size() const { return kRowThreads; }
+  __device__ float sum(float x) const { return block_sum<kRowThreads>(x, shared); }
+};
+
+// One block of threads per row: a digit search finds the rank at the cut and, among equals there,
 // the hash at the cut; one ordered pass writes the kept blocks.
-__global__ void __launch_bounds__(kTopThreads)
-    top_kernel(int32_t* indices, int32_t* counts, const float* scores, TopShape s) {
-  static_assert(kTopThreads == 256, "one thread clears one digit's counter");
-  __shared__ int warp_totals[kTopThreads / 32];
-  const int64_t row = blockIdx.x;
-  scores += row * s.score_row;
+__global__ void __launch_bounds__(kRowThreads)
+    top_kernel(int32_t* indices, int32_t* counts, const float* ranks, TopShape s) {
+  static_assert(kRowThreads == 256, "one thread clears one digit's counter");
+  __shared__ int warp_totals[kRowThreads / 32];
+  __shared__ float shared[32];
+  const BlockGrid& grid = s.top.grid;
+  const int64_t row = blockIdx.x, grid_row = s.top.first_row + row;
+  ranks += row * s.rank_row;
   indices += row * s.capacity;
   const int thread = threadIdx.x;
-  const int begin = int(s.top.head_end), end = int(s.top.tail_begin), blocks = int(s.top.blocks);
-  const int candidates = end > begin ? end - begin : 0;
-  const bool all = row >= s.top.dense_from || s.top.budget >= candidates;
+  const int begin = int(grid.head_end), end = int(grid.tail_begin), blocks = int(grid.blocks);
+  bool all = !s.chooses || grid_row < grid.dense_head_end || grid_row >= grid.dense_tail_begin ||
+             begin == end;
 
   bool is_finite = true;
   if (!all) {
-    for (int i = begin + thread; i < end; i += kTopThreads)
-      is_finite = is_finite && isfinite(scores[i]);
+    for (int i = begin + thread; i < end; i += kRowThreads)
+      is_finite = is_finite && isfinite(ranks[i]);
   }
   const bool first_ones = !__syncthreads_and(is_finite);
 
-  uint32_t cut = 0, hash_cut = 0;
-  if (!all && !first_ones) {
-    uint32_t wanted = uint32_t(s.top.budget);
-    const auto key = [&](int i) { return sortable(scores[i]); };
+  int count = int(s.top.budget);
+  if (!all && s.top.mass > 0.0f) {
+    float held = 0.0f;
+    for (int i = thread; i < begin; i += kRowThreads) held += ranks[i];
+    for (int i = end + thread; i < blocks; i += kRowThreads) held += ranks[i];
+    held = block_sum<kRowThreads>(held, shared);
+    if (first_ones)
+      count = end - begin;
+    else
+      count = held >= s.top.mass ? 0
+                                 : count_of_mass(BlockTeam{shared}, begin, end, s.top.mass - held,
+                                                 [&](int i) { return sortable(ranks[i]); });
+  }
+  all = all || count >= end - begin;
+
+  uint32_t cut = 0xffffffffu, hash_cut = 0;
+  if (!all && !first_ones && count > 0) {
+    uint32_t wanted = uint32_t(count);
+    const auto key = [&](int i) { return sortable(ranks[i]); };
     cut = nth_largest(wanted, begin, end, key, [](int) { return true; });
     hash_cut = nth_largest(
         wanted, begin, end, [](int i) { return ~spread(i); }, [&](int i) { return key(i) == cut; });
   }
 
   int written = 0;
-  for (int base = 0; base < blocks; base += kTopThreads) {
+  for (int base = 0; base < blocks; base += kRowThreads) {
     const int i = base + thread;
     bool keep = i < blocks;
     if (keep && !all && i >= begin && i < end) {
       if (first_ones) {
-        keep = i - begin < s.top.budget;
+        keep = i - begin < count;
       } else {
-        const uint32_t key = sortable(scores[i]);
+        const uint32_t key = sortable(ranks[i]);
         keep = key > cut || (key == cut && ~spread(i) >= hash_cut);
       }
     }
@@ -160,7 +199,7 @@ __global__ void __launch_bounds__(kTopThreads)
     if (thread % 32 == 0) warp_totals[thread / 32] = __popc(votes);
     __syncthreads();
     int position = written + __popc(votes & ((1u << thread % 32) - 1u));
-    for (int w = 0; w < kTopThreads / 32; ++w) {
+    for (int w = 0; w < kRowThreads / 32; ++w) {
       if (w < thread / 32) position += warp_totals[w];
       written += warp_totals[w];
     }
@@ -191,10 +230,17 @@ void score_blocks(Stream stream, MutView scores, View t, int64_t cells_q, int64_
   check_launch();
 }
 
-void top_blocks(Stream stream, MutView indices, MutView counts, View scores, const TopBlocks& top) {
-  const TopShape s{top, indices.stride(0), scores ? scores.stride(0) : 0};
-  top_kernel<<<unsigned(counts.dim(0)), kTopThreads, 0, stream>>>(
-      indices.as<int32_t>(), counts.as<int32_t>(), scores.as<float>(), s);
+void add_shares(Stream stream, MutView ranks, View scores, bool first) {
+  share_kernel<<<unsigned(scores.dim(0)), kRowThreads, 0, stream>>>(
+      ranks.as<float>(), scores.as<float>(), scores.dim(1), ranks.stride(0), scores.stride(0),
+      first);
+  check_launch();
+}
+
+void top_blocks(Stream stream, MutView indices, MutView counts, View ranks, const TopBlocks& top) {
+  const TopShape s{top, indices.stride(0), ranks ? ranks.stride(0) : 0, bool(ranks)};
+  top_kernel<<<unsigned(counts.dim(0)), kRowThreads, 0, stream>>>(
+      indices.as<int32_t>(), counts.as<int32_t>(), ranks.as<float>(), s);
   check_launch();
 }
 

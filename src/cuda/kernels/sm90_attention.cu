@@ -1,4 +1,5 @@
 // Chooses the attention kernel of a call; the kernels are instantiated in sm90_attention_*.cu.
+#include <algorithm>
 #include <cmath>
 
 #include "sm90_attention.h"
@@ -59,8 +60,9 @@ const char* sm90_attention_supports(const Sm90AttentionParams& p) {
     return "block_q must be 64 or a multiple of 128, block_k a multiple of 64";
   }
   if (p.capacity < 0) return "the capacity of the lists must not be negative";
-  if (p.heads_per_list <= 0 || (p.hq / p.hkv) % p.heads_per_list != 0) {
-    return "heads_per_list must divide the query heads of one KV head";
+  if (p.heads_per_list <= 0 ||
+      (p.heads_per_list != p.hq && (p.hq / p.hkv) % p.heads_per_list != 0)) {
+    return "heads_per_list must divide the query heads of one KV head, or be all query heads";
   }
   return nullptr;
 }
@@ -76,7 +78,7 @@ const char* sm90_attention(const Sm90AttentionParams& p, void* stream) {
     return group % 2 == 0 ? sm90::dense_128_multicast(p, stream) : sm90::dense_128(p, stream);
   }
   // Rows that share a list share its tiles: 128 rows in a CTA, 256 in two.
-  const int sharing = p.heads_per_list;
+  const int sharing = std::min(p.heads_per_list, group);
   if (p.block_q >= 128) {
     if (!wide) return sm90::row_pair_64(p, stream);
     return sharing % 2 == 0 ? sm90::row_pair_128_multicast(p, stream)

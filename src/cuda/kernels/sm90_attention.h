@@ -32,7 +32,7 @@ struct Sm90AttentionParams {
 
   // Block lists; indices == nullptr means dense. A list names the key blocks that one block of
   // query rows attends to: its first `count` entries are sorted, unique and in range.
-  // `heads_per_list` consecutive query heads of one KV head use the same list, so that
+  // `heads_per_list` consecutive query heads of one KV head, or all hq, use the same list, so that
   // list_heads = hq / heads_per_list.
   const int32_t* indices = nullptr;  // [list_heads, ceil(sq / block_q), capacity]
   const int32_t* counts = nullptr;   // [list_heads, ceil(sq / block_q)]

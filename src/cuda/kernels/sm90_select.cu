@@ -1,4 +1,4 @@
-// Kernels of the block_topk selector: pooling, then scores and top-k in one kernel. No score leaves
+// Kernels of the selector: pooling, then scores and the choice in one kernel. No score leaves
 // shared memory.
 //
 // Operations: 2 (Sq / 16) (Skv / 16) head_dim hq, and an exponential per pair of cells.
@@ -17,6 +17,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "block_choice.cuh"
 #include "sm90.cuh"
 #include "sm90_host.h"
 #include "sm90_select.h"
@@ -109,6 +110,7 @@ struct SelectArgs {
   int head_end;
   int tail_begin;
   int budget;
+  float mass;
   int dense_head_end;
   int dense_tail_begin;
   int32_t* indices;
@@ -134,14 +136,6 @@ __device__ __forceinline__ float log2_add(float a, float b) {
   if (top == -INFINITY) return a + b;  // -inf, or NaN
   return top + log2_approx(exp2_approx(a - top) + exp2_approx(b - top));
 }
-
-// Unsigned integers that compare as the floats do.
-__device__ __forceinline__ uint32_t sortable(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 becomes 0
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-__device__ __forceinline__ uint32_t spread(int block) { return uint32_t(block) * 2654435769u; }
 
 // Scores, in log2 units, of 16 query blocks against all key blocks of one head into shared memory.
 template <int kD>
@@ -252,7 +246,7 @@ __device__ __forceinline__ void merge_scores(const SelectArgs& a, float* scores)
   }
 }
 
-// Adds each block's share of its row's estimated softmax. One warp a row.
+// Adds each block's share of its row's estimated softmax; `shares` may be `scores`. One warp a row.
 __device__ __forceinline__ void add_shares(const SelectArgs& a, const float* scores, float* shares,
                                            bool first) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -271,6 +265,16 @@ __device__ __forceinline__ void add_shares(const SelectArgs& a, const float* sco
   }
   __syncthreads();
 }
+
+// A warp as a team of count_of_mass().
+struct WarpTeam {
+  __device__ __forceinline__ int first() const { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ int size() const { return 32; }
+  __device__ __forceinline__ float sum(float x) const {
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+  }
+};
 
 // The largest `cut` such that at least `wanted` of the keys reach it; `exact` says that exactly
 // that many do. Called by a whole warp, with 0 < wanted <= end - begin.
@@ -301,6 +305,12 @@ __device__ __forceinline__ uint32_t find_cut(int begin, int end, int wanted, con
   return cut;
 }
 
+// Whether no row has anything to choose.
+__device__ __forceinline__ bool keeps_all(const SelectArgs& a) {
+  const int candidates = a.tail_begin - a.head_end;
+  return candidates == 0 || (a.mass == 0.0f && a.budget >= candidates);
+}
+
 // Writes the lists of this CTA's rows from what ranks the blocks, which become sortable integers in
 // place. One warp a row.
 __device__ __forceinline__ void write_lists(const SelectArgs& a, float* ranks, int list,
@@ -313,24 +323,38 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, float* ranks, i
     uint32_t* keys = reinterpret_cast<uint32_t*>(rank);
     auto key = [&](int b) { return keys[b]; };
     const int candidates = a.tail_begin - a.head_end;
-    const bool all = row < a.dense_head_end || row >= a.dense_tail_begin || a.budget >= candidates;
+    bool all = row < a.dense_head_end || row >= a.dense_tail_begin || keeps_all(a);
     bool finite = true;
+    int wanted = a.budget;
     uint32_t cut = 0, spread_cut = 0;
-    if (!all && a.budget > 0) {
+    if (!all) {
       for (int b = a.head_end + lane; b < a.tail_begin; b += 32) {
         finite &= isfinite(rank[b]) != 0;
         keys[b] = sortable(rank[b]);
       }
       finite = __all_sync(0xffffffffu, finite);
-      if (finite) {
+      if (a.mass > 0.0f) {
+        wanted = candidates;
+        if (finite) {
+          float held = 0.0f;
+          for (int b = lane; b < a.head_end; b += 32) held += rank[b];
+          for (int b = a.tail_begin + lane; b < a.blocks; b += 32) held += rank[b];
+          held = WarpTeam{}.sum(held);
+          wanted = held >= a.mass
+                       ? 0
+                       : count_of_mass(WarpTeam{}, a.head_end, a.tail_begin, a.mass - held, key);
+        }
+        all = wanted == candidates;
+      }
+      if (finite && wanted > 0 && !all) {
         bool exact;
-        cut = find_cut(a.head_end, a.tail_begin, a.budget, key, &exact);
-        if (!exact) {  // equal scores at the cut: some of them are in
+        cut = find_cut(a.head_end, a.tail_begin, wanted, key, &exact);
+        if (!exact) {  // equal ranks at the cut: some of them are in
           int above = 0;
           for (int b = a.head_end + lane; b < a.tail_begin; b += 32) above += key(b) > cut;
           above = __reduce_add_sync(0xffffffffu, above);
           auto tie = [&](int b) { return key(b) == cut ? ~spread(b) : 0u; };
-          spread_cut = find_cut(a.head_end, a.tail_begin, a.budget - above, tie, &exact);
+          spread_cut = find_cut(a.head_end, a.tail_begin, wanted - above, tie, &exact);
         }
       }
     }
@@ -341,10 +365,8 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, float* ranks, i
       const int b = base + lane;
       bool keep = b < a.blocks;
       if (keep && !all && b >= a.head_end && b < a.tail_begin) {
-        if (a.budget == 0) {
-          keep = false;
-        } else if (!finite) {
-          keep = b - a.head_end < a.budget;
+        if (wanted == 0 || !finite) {
+          keep = b - a.head_end < wanted;
         } else {
           keep = key(b) > cut || (key(b) == cut && ~spread(b) >= spread_cut);
         }
@@ -375,22 +397,22 @@ __global__ void __launch_bounds__(kSelectThreads)
   const int q_tile = blockIdx.x, list = blockIdx.y;
   float* ranks = scores;
   uint32_t q_phase = 0, k_uses = 0;
-  const bool needs_scores = a.scores != nullptr || a.budget < a.tail_begin - a.head_end;
+  const bool needs_scores = a.scores != nullptr || !keeps_all(a);
+  const bool by_share = a.heads_per_list > 1 || a.mass > 0.0f;
   for (int i = 0; needs_scores && i < a.heads_per_list; ++i) {
     score_blocks<kD>(a, &map_q, &map_k, smem, scores, list * a.heads_per_list + i, q_tile, q_phase,
                      k_uses);
     merge_scores(a, scores);
-    if (a.heads_per_list > 1) {
-      float* shares = scores + kTileBlocks * a.score_row;
-      add_shares(a, scores, shares, i == 0);
-      ranks = shares;
+    if (by_share) {
+      if (a.heads_per_list > 1) ranks = scores + kTileBlocks * a.score_row;
+      add_shares(a, scores, ranks, i == 0);
     }
   }
   const int rows = kTileBlocks / a.merge_q;
   if (a.scores != nullptr) {
     for (int r = 0; r < rows && q_tile * rows + r < a.list_rows; ++r) {
       float* to = a.scores + (int64_t{list} * a.list_rows + q_tile * rows + r) * a.blocks;
-      const float unit = a.heads_per_list > 1 ? 1.0f : kLn2;
+      const float unit = by_share ? 1.0f : kLn2;
       for (int b = threadIdx.x; b < a.blocks; b += kSelectThreads) {
         to[b] = ranks[r * a.score_row + b] * unit;
       }
@@ -453,6 +475,7 @@ const char* launch_select(const Sm90SelectParams& p, cudaStream_t stream) {
   a.head_end = p.head_end;
   a.tail_begin = p.tail_begin;
   a.budget = p.budget;
+  a.mass = p.mass;
   a.dense_head_end = p.dense_head_end;
   a.dense_tail_begin = p.dense_tail_begin;
   a.indices = p.indices;
@@ -502,6 +525,7 @@ const char* sm90_select_supports(const Sm90SelectParams& p) {
     return "block_q and block_k must be powers of two from 64 to 1024";
   }
   const int64_t blocks = (p.skv + p.block_k - 1) / p.block_k;
+  if (!(p.mass >= 0)) return "the mass must not be negative";
   if (p.head_end < 0 || p.tail_begin < p.head_end || p.tail_begin > blocks || p.budget < 0) {
     return "the protected blocks must be a head and a tail of the key blocks";
   }

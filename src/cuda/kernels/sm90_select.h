@@ -1,11 +1,6 @@
-// The block_topk selector on Hopper: block lists for sm90_attention from bf16 q and k.
-//
-// Cells of 16 tokens are mean-pooled; a pair of blocks scores the log-sum-exp of the pooled scores
-// of its cell pairs; each row of lists keeps the protected key blocks and the `budget` best of the
-// others. Equal scores go by id * 2654435769 modulo 2^32, smallest first, which spreads them over
-// the sequence. A row with a score that is not finite keeps the first `budget` candidates. A list
-// that several heads share ranks blocks by the sum over the heads of the block's share of the
-// head's estimated softmax.
+// The selector on Hopper: block lists for sm90_attention from bf16 q and k, by the rule of
+// BlockSelection (backend/attention_plan.h): ranks from pooled cells, then the protected blocks and
+// the `budget` best of the others, or the fewest that reach a mass.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +22,12 @@ struct Sm90SelectParams {
 
   int block_q = 64;
   int block_k = 64;
-  int heads_per_list = 1;  // as in Sm90AttentionParams
+  int heads_per_list = 1;  // consecutive query heads of one KV head that choose together
 
   int head_end = 0;          // key blocks before this one are kept
   int tail_begin = 0;        // and from this one on
-  int budget = 0;            // how many of the others are kept
+  int budget = 0;            // how many of the others are kept, when mass is 0
+  float mass = 0;            // what the kept blocks' shares of all heads of the list must sum to
   int dense_head_end = 0;    // query blocks before this one keep every key block
   int dense_tail_begin = 0;  // and from this one on
 
@@ -39,7 +35,7 @@ struct Sm90SelectParams {
   int32_t* counts = nullptr;   // [hq / heads_per_list, ceil(sq / block_q)]
   int capacity = 0;            // of indices; at least the longest list
 
-  float* scores = nullptr;  // optional f32 [lists, rows, key blocks]: what was ranked, for tests
+  float* scores = nullptr;  // optional f32 [lists, rows, key blocks]: the ranks
 
   void* workspace = nullptr;  // sm90_select_workspace(params) bytes, 256-byte aligned
 };
