@@ -38,7 +38,7 @@ orrery_test(conformance unit SOURCES ${conformance} DEPS backend cpu cuda)
 # the CUDA backend has.
 if(ORRERY_CUDA)
   file(GLOB device CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device/*.cpp)
-  orrery_test(device_test device SOURCES ${device} ${conformance} DEPS backend cuda)
+  orrery_test(device_test device SOURCES ${device} ${conformance} DEPS attention cuda)
 endif()
 
 file(GLOB golden CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/*.cpp)

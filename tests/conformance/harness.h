@@ -73,19 +73,19 @@ TestTensor absolute(Backend& backend, const TestTensor& x);
 
 std::string describe(const Shape& shape);
 
-class Conformance : public testing::TestWithParam<size_t> {
+class Conformance : public ::testing::TestWithParam<size_t> {
  protected:
   void SetUp() override;
   const Candidate& candidate() const { return candidates()[GetParam()]; }
   std::unique_ptr<Backend> backend_;
 };
 
-std::string candidate_name(const testing::TestParamInfo<size_t>& info);
+std::string candidate_name(const ::testing::TestParamInfo<size_t>& info);
 
 }  // namespace orrery::conformance
 
-#define ORRERY_CONFORMANCE(Suite)                                                                 \
-  class Suite : public ::orrery::conformance::Conformance {};                                     \
-  INSTANTIATE_TEST_SUITE_P(Backends, Suite,                                                       \
-                           testing::Range(size_t{0}, ::orrery::conformance::candidates().size()), \
-                           ::orrery::conformance::candidate_name)
+#define ORRERY_CONFORMANCE(Suite)                                                               \
+  class Suite : public ::orrery::conformance::Conformance {};                                   \
+  INSTANTIATE_TEST_SUITE_P(                                                                     \
+      Backends, Suite, ::testing::Range(size_t{0}, ::orrery::conformance::candidates().size()), \
+      ::orrery::conformance::candidate_name)

@@ -118,10 +118,11 @@ TEST_P(SelectBlocks, MatchesTheReference) {
       k.randomise(2, 3);
       const reference::Selection want = reference::select_blocks(q.host(), k.host(), c.selection);
       const Selected got = run(*backend_, q, k, c.selection, true);
-      // Pooled values of about 1 in products over D: a few units of the score's size.
+      // Pooled values of about 1 in products over D: a few units of the score's size, or of one
+      // where approximate logarithms meet scores near zero.
       ASSERT_EQ(got.scores.size(), want.scores.size());
       for (size_t i = 0; i < want.scores.size(); ++i) {
-        ASSERT_NEAR(got.scores[i], want.scores[i], 1e-5 * (1 + std::fabs(want.scores[i])));
+        ASSERT_NEAR(got.scores[i], want.scores[i], 2e-5 * (1 + std::fabs(want.scores[i])));
       }
       EXPECT_EQ(got.lists, want.indices);
       EXPECT_EQ(run(*backend_, q, k, c.selection, false).lists, want.indices) << "without scores";

@@ -27,6 +27,7 @@ for suite in Elementwise Linear Norms Attention SelectBlocks Convolution; do
   start "$suite" "$build/device_test" --gtest_brief=1 --gtest_filter="*/$suite.*/cuda"
 done
 start Device "$build/device_test" --gtest_brief=1 --gtest_filter='Device.*'
+start Strategies "$build/device_test" --gtest_brief=1 --gtest_filter='Strategies.*'
 if command -v compute-sanitizer >/dev/null; then
   # The tests fetch whole block lists, whose ends nobody writes: only what kernels read counts.
   for tool in memcheck racecheck "initcheck --check-api-memory-access no" synccheck; do
