@@ -3,7 +3,7 @@
 
   bench/cuda/build_sm90.sh build/sm90.so
   python3 bench/cuda/sm90_attention.py build/sm90.so check [--golden DIR]
-  python3 bench/cuda/sm90_attention.py build/sm90.so dense|sparse|curves|select [--json FILE]
+  python3 bench/cuda/sm90_attention.py build/sm90.so dense select sparse curves [--json FILE]
 
 Timings are of blocks of continuous launches, the variants of a comparison block by block in turn,
 so that each is seen at the clock that its own power draw leaves it. Medians. Inputs are N(0, 1).
@@ -39,8 +39,8 @@ class SelectParams(ctypes.Structure):
     _fields_ = [('q', VOID), ('k', VOID), ('sq', LONG), ('skv', LONG), ('hq', INT), ('hkv', INT),
                 ('head_dim', INT), ('q_stride', LONG), ('k_stride', LONG), ('scale', FLOAT),
                 ('block_q', INT), ('block_k', INT), ('heads_per_list', INT), ('head_end', INT),
-                ('tail_begin', INT), ('budget', INT), ('dense_head_end', INT),
-                ('dense_tail_begin', INT), ('indices', VOID), ('counts', VOID), ('capacity', INT),
+                ('tail_begin', INT), ('budget', INT), ('mass', FLOAT),
+                ('dense_head_end', INT), ('dense_tail_begin', INT), ('indices', VOID), ('counts', VOID), ('capacity', INT),
                 ('scores', VOID), ('workspace', VOID)]
 
 
@@ -103,13 +103,14 @@ class Kernels:
         return enqueue
 
     def select(self, q, k, scale, block_q, block_k, heads_per_list, budget, head_end=0,
-               tail_begin=None, dense_head_end=0, dense_tail_begin=None, want_scores=False):
+               tail_begin=None, dense_head_end=0, dense_tail_begin=None, want_scores=False,
+               mass=0.0):
         """A function that enqueues one selection, and its Lists (and scores)."""
         rows, blocks = -(-q.shape[0] // block_q), -(-k.shape[0] // block_k)
         tail_begin = blocks if tail_begin is None else tail_begin
         dense_tail_begin = rows if dense_tail_begin is None else dense_tail_begin
         lists = q.shape[1] // heads_per_list
-        dense = dense_head_end > 0 or dense_tail_begin < rows
+        dense = dense_head_end > 0 or dense_tail_begin < rows or mass > 0
         kept = blocks - (tail_begin - head_end) + min(budget, tail_begin - head_end)
         result = Lists(torch.full((lists, rows, blocks if dense else kept), -7, dtype=torch.int32,
                                   device='cuda'),
@@ -120,8 +121,8 @@ class Kernels:
             scores = torch.full((lists, rows, blocks), math.nan, device='cuda')
         p = SelectParams(q.data_ptr(), k.data_ptr(), q.shape[0], k.shape[0], q.shape[1], k.shape[1],
                          q.shape[2], q.stride(0), k.stride(0), scale, block_q, block_k,
-                         heads_per_list, head_end, tail_begin, budget, dense_head_end,
-                         dense_tail_begin, result.indices.data_ptr(), result.counts.data_ptr(),
+                         heads_per_list, head_end, tail_begin, budget, mass,
+                         dense_head_end, dense_tail_begin, result.indices.data_ptr(), result.counts.data_ptr(),
                          result.indices.shape[-1], scores.data_ptr() if want_scores else None)
         size = self.library.orrery_select_workspace(ctypes.byref(p))
         workspace = torch.empty(size, dtype=torch.uint8, device='cuda')
@@ -290,8 +291,26 @@ def choose(ranks, budget, head_end, tail_begin):
     return keep
 
 
+def choose_mass(ranks, mass, head_end, tail_begin):
+    """Boolean [.., blocks]: the fewest that hold `mass` of the ranks, ties by spread."""
+    blocks = ranks.shape[-1]
+    ids = torch.arange(blocks, device=ranks.device)
+    given = (ids < head_end) | (ids >= tail_begin)
+    held = ranks.double().where(given, 0).sum(-1, keepdim=True)
+    by_spread = spread(ids[head_end:tail_begin]).argsort()
+    inner = ranks[..., head_end:tail_begin]
+    order = by_spread[inner[..., by_spread].argsort(dim=-1, descending=True, stable=True)]
+    ranked = inner.gather(-1, order).double()
+    before = held + ranked.cumsum(-1) - ranked
+    chosen = torch.zeros_like(inner, dtype=torch.bool).scatter_(-1, order, before < mass)
+    chosen |= ~inner.isfinite().all(-1, keepdim=True)
+    keep = given.expand(ranks.shape).clone()
+    keep[..., head_end:tail_begin] = chosen
+    return keep
+
+
 def check_select(kernels, sq, skv, hq, hkv, d, block_q=64, block_k=64, sharing=1, prefix=0, tail=0,
-                 dense_head=0, dense_tail=0, sparsity=0.75, poison=None, seed=0):
+                 dense_head=0, dense_tail=0, sparsity=0.75, mass=0.0, poison=None, seed=0):
     q, k, _ = make_inputs(sq, skv, hq, hkv, d, seed=seed)
     if poison == 'ties':
         q, k = torch.ones_like(q), torch.ones_like(k)
@@ -303,11 +322,12 @@ def check_select(kernels, sq, skv, hq, hkv, d, block_q=64, block_k=64, sharing=1
     budget = budget_of(tail_begin - head_end, sparsity)
     scale = d ** -0.5
     run, lists, scores = kernels.select(q, k, scale, block_q, block_k, sharing, budget, head_end,
-                                        tail_begin, dense_head, rows - dense_tail, True)
+                                        tail_begin, dense_head, rows - dense_tail, True,
+                                        mass * sharing)
     run()
     torch.cuda.synchronize()
     want = reference_scores(q, k, scale, block_q, block_k)
-    if sharing > 1:
+    if sharing > 1 or mass > 0:
         want = torch.softmax(want, -1).view(hq // sharing, sharing, rows, blocks).sum(1)
     finite = want.isfinite()
     if not torch.equal(scores.isfinite(), finite):
@@ -315,12 +335,21 @@ def check_select(kernels, sq, skv, hq, hkv, d, block_q=64, block_k=64, sharing=1
     gap = (scores.double() - want)[finite].abs().max().item()
     if not gap < 2e-5 * max(1.0, want[finite].abs().max().item()):
         return f'scores differ by {gap:.2e}'
-    keep = choose(scores, budget, head_end, tail_begin)  # from the kernel's own scores: exact
+    # From the kernel's own ranks: exact, but for a mass that is reached to within rounding.
+    if mass > 0:
+        keep = choose_mass(scores, mass * sharing, head_end, tail_begin)
+    else:
+        keep = choose(scores, budget, head_end, tail_begin)
     dense = torch.zeros(rows, dtype=torch.bool, device='cuda')
     dense[:dense_head] = True
     dense[rows - dense_tail:] = True
     keep[:, dense] = True
     expected = Lists.of_mask(keep, block_q, block_k, sharing, lists.indices.shape[-1])
+    if mass > 0:
+        off = expected.counts != lists.counts
+        if off.sum() > 0.001 * off.numel() + 1 or (expected.counts - lists.counts).abs().max() > 1:
+            return f'{off.sum()} wrong counts of {off.numel()}'
+        expected.indices[off], expected.counts[off] = lists.indices[off], lists.counts[off]
     if not torch.equal(expected.counts, lists.counts):
         return 'wrong counts'
     valid = torch.arange(lists.indices.shape[-1], device='cuda') < lists.counts[..., None]
@@ -337,6 +366,14 @@ def select_cases():
         yield dict(sq=1000, skv=5000, hq=8, hkv=2, d=d, sharing=2)
         yield dict(sq=1000, skv=5001, hq=8, hkv=2, d=d, sharing=4, prefix=1, block_q=128)
         yield dict(sq=1000, skv=5015, hq=8, hkv=2, d=d, prefix=64, tail=100, dense_tail=2)
+        yield dict(sq=1000, skv=5015, hq=8, hkv=2, d=d, prefix=70, tail=9, mass=0.6)
+        yield dict(sq=1000, skv=5015, hq=8, hkv=2, d=d, mass=0.3, sharing=4, dense_head=1)
+        yield dict(sq=700, skv=4000, hq=4, hkv=2, d=d, mass=0.9, block_q=128, poison=math.nan)
+        yield dict(sq=700, skv=4000, hq=4, hkv=2, d=d, mass=0.5, poison='ties')
+        yield dict(sq=300, skv=44672, hq=8, hkv=2, d=d, sharing=4, prefix=512)  # 3 warpgroups
+        yield dict(sq=300, skv=70000, hq=8, hkv=2, d=d, sharing=4)              # 2
+        yield dict(sq=300, skv=88832, hq=8, hkv=2, d=d, sharing=4)              # 1
+        yield dict(sq=300, skv=88832, hq=2, hkv=1, d=d, mass=0.5)
         yield dict(sq=1000, skv=5016, hq=8, hkv=2, d=d, prefix=64, tail=10, dense_head=3)
         yield dict(sq=700, skv=4000, hq=4, hkv=2, d=d, poison='ties')
         yield dict(sq=700, skv=4000, hq=4, hkv=2, d=d, poison=math.inf)
@@ -481,15 +518,14 @@ def library_attention(q, k, v, scale, backend):
     return run
 
 
-def flex_attention_call(q, k, v, scale, block, kept):
-    """PyTorch's compiled flex-attention over random lists of `kept` blocks of block x block."""
+def flex_attention_call(q, k, v, scale, lists):
+    """PyTorch's compiled flex-attention over square blocks and lists of one length, one a head."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    lists = random_lists(q.shape[1], 1, q.shape[0], k.shape[0], block, block, kept)
     counts = lists.counts[None]
-    blocks = -(-k.shape[0] // block)
-    indices = F.pad(lists.indices, (0, blocks - kept))[None].contiguous()
+    blocks = -(-k.shape[0] // lists.block_k)
+    indices = F.pad(lists.indices, (0, blocks - lists.indices.shape[-1]))[None].contiguous()
     mask = BlockMask.from_kv_blocks(torch.zeros_like(counts), torch.zeros_like(indices), counts,
-                                    indices, BLOCK_SIZE=block,
+                                    indices, BLOCK_SIZE=lists.block_k,
                                     seq_lengths=(q.shape[0], k.shape[0]))
     compiled = torch.compile(flex_attention)
     q, k, v = (t.permute(1, 0, 2)[None] for t in (q, k, v))
@@ -584,7 +620,9 @@ SHARINGS = {
 
 
 def time_sparse_at(kernels, report, sq, skv, sparsity, sharings, flex, command):
-    """Own kernels over random lists, against the own dense kernel in the same comparison."""
+    """Own kernels over random lists, and the selector of such lists, against the own dense kernel
+    in the same comparison. With `flex`, flex-attention and the own kernel over the same lists of
+    128 x 128 blocks too."""
     q, k, v = make_inputs(sq, skv, 32, 8, 128)
     scale, out = 128 ** -0.5, torch.empty_like(q)
     blocks, protected = -(-skv // 64), (skv - sq) // 64
@@ -594,9 +632,14 @@ def time_sparse_at(kernels, report, sq, skv, sparsity, sharings, flex, command):
         block_q, sharing = SHARINGS[name]
         lists = random_lists(32, sharing, sq, skv, block_q, 64, kept, protected)
         functions[name] = kernels.attention(q, k, v, out, scale, lists=lists)
-    flex_kept = round(kept / 2)
+        if not flex and sparsity > 0:  # `select` has those of the shape that flex is run at
+            functions['select ' + name] = kernels.select(q, k, scale, block_q, 64, sharing,
+                                                         kept - protected, protected)[0]
     if flex:
-        functions['flex'] = flex_attention_call(q, k, v, scale, 128, flex_kept)
+        large = -(-skv // 128)
+        lists = random_lists(32, 1, sq, skv, 128, 128, round(kept / 2), protected // 2)
+        functions['128 x 128'] = kernels.attention(q, k, v, out, scale, lists=lists)
+        functions['flex'] = flex_attention_call(q, k, v, scale, lists)
     ms = compare(functions)
     flops = 4 * sq * skv * 128 * 32
     for name in sharings:
@@ -605,8 +648,17 @@ def time_sparse_at(kernels, report, sq, skv, sparsity, sharings, flex, command):
                    ms['dense'], command)
         if flex:
             report.add('attention_sparse', case, ms[name], flops * kept / blocks,
-                       f'flex-attention 128 x 128, kept {flex_kept}/{-(-skv // 128)}', ms['flex'],
+                       f'flex-attention 128 x 128, kept {round(kept / 2)}/{large}', ms['flex'],
                        command)
+        if 'select ' + name in ms:
+            report.add('select', case, ms['select ' + name],
+                       2 * (sq / 16) * (skv / 16) * 128 * 32, 'own dense attention', ms['dense'],
+                       command)
+    if flex:
+        case = (f'Sq {sq} Skv {skv} 32/8 heads of 128, kept {round(kept / 2)}/{large}, per head, '
+                '128 x 128')
+        report.add('attention_sparse', case, ms['128 x 128'], flops * round(kept / 2) / large,
+                   'flex-attention, the same lists', ms['flex'], command)
     for name in sharings:
         share = ms[name] / ms['dense']
         print(f'  {name}: {share:.4f} of dense, {share / (kept / blocks):.3f} x kept fraction')
@@ -614,7 +666,7 @@ def time_sparse_at(kernels, report, sq, skv, sparsity, sharings, flex, command):
 
 def time_curves(kernels, report):
     some = ['per head, 64 x 64', '4 heads share, 64 x 64']
-    for sparsity in (0.0, 0.5, 0.9):
+    for sparsity in (0.0, 0.5, 0.75, 0.9):
         time_sparse_at(kernels, report, 44160, 44672, sparsity, some, False, 'curves')
     for sq in (4096, 16384, 88320):
         time_sparse_at(kernels, report, sq, sq + 512, 0.75, some, False, 'curves')

@@ -209,6 +209,9 @@ int main() {
              Case{.sq = 200, .skv = 330, .hq = 4, .hkv = 1, .d = d, .block_q = 64, .sharing = 4},
              Case{.sq = 200, .skv = 330, .hq = 4, .hkv = 1, .d = d, .block_q = 128},
              Case{.sq = 200, .skv = 330, .hq = 4, .hkv = 1, .d = d, .block_q = 128, .sharing = 2},
+             // Several tiles of pooled keys for each warpgroup of the selector.
+             Case{.sq = 70, .skv = 8300, .hq = 2, .hkv = 1, .d = d, .block_q = 64},
+             Case{.sq = 70, .skv = 8300, .hq = 2, .hkv = 1, .d = d, .block_q = 64, .sharing = 2},
              // More than one item a CTA.
              Case{.sq = 300, .skv = 130, .hq = 64, .hkv = 16, .d = d, .gain = 300},
              Case{.sq = 300, .skv = 130, .hq = 64, .hkv = 16, .d = d, .block_q = 64},

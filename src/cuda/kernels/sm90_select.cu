@@ -31,8 +31,9 @@ constexpr int kBlock = 64;  // tokens of the blocks that are scored
 constexpr int kBlockCells = kBlock / kCell;
 constexpr int kTileCells = 64;  // pooled keys of a tile, and pooled queries of a CTA
 constexpr int kTileBlocks = kTileCells / kBlockCells;
-constexpr int kStages = 2;
-constexpr int kSelectThreads = 128;
+constexpr int kStages = 2;     // of K tiles, for each warpgroup
+constexpr int kMaxGroups = 3;  // warpgroups of a CTA, which take the K tiles in turn
+constexpr int kGroupThreads = 128;
 constexpr int kPoolThreads = 256;
 constexpr float kLn2 = 0.693147180559945f;
 
@@ -119,14 +120,16 @@ struct SelectArgs {
   float* scores;
 };
 
-template <int kD>
+template <int kD, int kGroups>
 struct SelectLayout {
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static constexpr int kWarps = kThreads / 32;
   static constexpr int kChunks = kD / 64;
   static constexpr int kChunkBytes = kTileCells * 128;
   static constexpr int kTileBytes = kChunks * kChunkBytes;
   static constexpr int kQ = 0;
   static constexpr int kK = kTileBytes;
-  static constexpr int kBarriers = kK + kStages * kTileBytes;  // q, then one per stage
+  static constexpr int kBarriers = kK + kGroups * kStages * kTileBytes;  // q, then one per stage
   static constexpr int kScores = kBarriers + 64;
 };
 
@@ -138,14 +141,19 @@ __device__ __forceinline__ float log2_add(float a, float b) {
 }
 
 // Scores, in log2 units, of 16 query blocks against all key blocks of one head into shared memory.
-template <int kD>
+// Each warpgroup takes every kGroups-th tile of keys through stages of its own: the more of them,
+// the more of the latency of loads, products and exponentials is hidden.
+template <int kD, int kGroups>
 __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensorMap* map_q,
                                              const CUtensorMap* map_k, uint32_t smem, float* scores,
                                              int head, int q_tile, uint32_t& q_phase,
                                              uint32_t& k_uses) {
-  using L = SelectLayout<kD>;
-  const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const bool loads = threadIdx.x == 0;
+  using L = SelectLayout<kD, kGroups>;
+  const int group = warp_uniform(threadIdx.x / kGroupThreads);
+  const int warp = warp_uniform(threadIdx.x % kGroupThreads / 32), lane = threadIdx.x % 32;
+  const bool loads = threadIdx.x % kGroupThreads == 0;
+  const uint32_t stages = smem + L::kK + group * kStages * L::kTileBytes;
+  const uint32_t full = smem + L::kBarriers + 8 + group * kStages * 8;
   auto load = [&](const CUtensorMap* map, uint32_t to, int tile, int of_head, uint32_t barrier) {
     mbarrier_arrive_expect(barrier, L::kTileBytes);
 #pragma unroll
@@ -155,12 +163,14 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     }
   };
   auto load_k = [&](int tile, uint32_t use) {
-    load(map_k, smem + L::kK + use % kStages * L::kTileBytes, tile, head / a.group,
-         smem + L::kBarriers + 8 + use % kStages * 8);
+    load(map_k, stages + use % kStages * L::kTileBytes, tile, head / a.group,
+         full + use % kStages * 8);
   };
+  if (threadIdx.x == 0) load(map_q, smem + L::kQ, q_tile, head, smem + L::kBarriers);
   if (loads) {
-    load(map_q, smem + L::kQ, q_tile, head, smem + L::kBarriers);
-    for (int tile = 0; tile < min(kStages, a.k_tiles); ++tile) load_k(tile, k_uses + tile);
+    for (int ahead = 0; ahead < kStages && group + ahead * kGroups < a.k_tiles; ++ahead) {
+      load_k(group + ahead * kGroups, k_uses + ahead);
+    }
   }
   mbarrier_wait(smem + L::kBarriers, q_phase);
   q_phase ^= 1;
@@ -171,11 +181,11 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
   const bool q_valid[2] = {q_cell < a.q_cells, q_cell + 2 < a.q_cells};
   const uint64_t q = k_major_descriptor(smem + L::kQ);
 
-  for (int tile = 0; tile < a.k_tiles; ++tile, ++k_uses) {
+  for (int tile = group; tile < a.k_tiles; tile += kGroups, ++k_uses) {
     const uint32_t stage = k_uses % kStages;
-    mbarrier_wait(smem + L::kBarriers + 8 + stage * 8, k_uses / kStages & 1);
+    mbarrier_wait(full + stage * 8, k_uses / kStages & 1);
     float t[kTileCells / 2];
-    const uint64_t k = k_major_descriptor(smem + L::kK + stage * L::kTileBytes);
+    const uint64_t k = k_major_descriptor(stages + stage * L::kTileBytes);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
@@ -185,8 +195,9 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(t);
-    __syncthreads();  // every warp has read the stage
-    if (loads && tile + kStages < a.k_tiles) load_k(tile + kStages, k_uses + kStages);
+    named_barrier(1 + group, kGroupThreads);  // every warp of the group has read the stage
+    const int next = tile + kStages * kGroups;
+    if (loads && next < a.k_tiles) load_k(next, k_uses + kStages);
 
     // Past the end of the cells lie zeros, which must not count; most tiles have none.
     auto reduce = [&](auto edge) {
@@ -224,11 +235,12 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
 }
 
 // Joins the scores of 64 x 64 blocks to those of larger blocks, in place.
+template <int kThreads>
 __device__ __forceinline__ void merge_scores(const SelectArgs& a, float* scores) {
   if (a.merge_q == 1 && a.merge_k == 1) return;
   const int small_blocks = a.k_tiles * kTileBlocks;
   for (int row = 0; row < kTileBlocks / a.merge_q; ++row) {
-    for (int base = 0; base < a.blocks; base += kSelectThreads) {
+    for (int base = 0; base < a.blocks; base += kThreads) {
       const int block = base + threadIdx.x;
       float joined = -INFINITY;
       if (block < a.blocks) {
@@ -247,10 +259,11 @@ __device__ __forceinline__ void merge_scores(const SelectArgs& a, float* scores)
 }
 
 // Adds each block's share of its row's estimated softmax; `shares` may be `scores`. One warp a row.
+template <int kWarps>
 __device__ __forceinline__ void add_shares(const SelectArgs& a, const float* scores, float* shares,
                                            bool first) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int row = warp; row < kTileBlocks / a.merge_q; row += kSelectThreads / 32) {
+  for (int row = warp; row < kTileBlocks / a.merge_q; row += kWarps) {
     const float* from = scores + row * a.score_row;
     float* to = shares + row * a.score_row;
     float top = -INFINITY, sum = 0.0f;
@@ -313,10 +326,11 @@ __device__ __forceinline__ bool keeps_all(const SelectArgs& a) {
 
 // Writes the lists of this CTA's rows from what ranks the blocks, which become sortable integers in
 // place. One warp a row.
+template <int kWarps>
 __device__ __forceinline__ void write_lists(const SelectArgs& a, float* ranks, int list,
                                             int first_row) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int r = warp; r < kTileBlocks / a.merge_q; r += kSelectThreads / 32) {
+  for (int r = warp; r < kTileBlocks / a.merge_q; r += kWarps) {
     const int row = first_row + r;
     if (row >= a.list_rows) break;
     float* rank = ranks + r * a.score_row;
@@ -380,16 +394,16 @@ __device__ __forceinline__ void write_lists(const SelectArgs& a, float* ranks, i
 }
 
 // One CTA: 16 query blocks of 64 rows against all key blocks, for the heads of one list.
-template <int kD>
-__global__ void __launch_bounds__(kSelectThreads)
+template <int kD, int kGroups>
+__global__ void __launch_bounds__(kGroups* kGroupThreads)
     select_kernel(const __grid_constant__ CUtensorMap map_q,
                   const __grid_constant__ CUtensorMap map_k, const SelectArgs a) {
-  using L = SelectLayout<kD>;
+  using L = SelectLayout<kD, kGroups>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = shared_address(shared);
   float* scores = reinterpret_cast<float*>(shared + L::kScores);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 1 + kStages; ++i) mbarrier_init(smem + L::kBarriers + 8 * i, 1);
+    for (int i = 0; i < 1 + kGroups * kStages; ++i) mbarrier_init(smem + L::kBarriers + 8 * i, 1);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -400,12 +414,12 @@ __global__ void __launch_bounds__(kSelectThreads)
   const bool needs_scores = a.scores != nullptr || !keeps_all(a);
   const bool by_share = a.heads_per_list > 1 || a.mass > 0.0f;
   for (int i = 0; needs_scores && i < a.heads_per_list; ++i) {
-    score_blocks<kD>(a, &map_q, &map_k, smem, scores, list * a.heads_per_list + i, q_tile, q_phase,
-                     k_uses);
-    merge_scores(a, scores);
+    score_blocks<kD, kGroups>(a, &map_q, &map_k, smem, scores, list * a.heads_per_list + i, q_tile,
+                              q_phase, k_uses);
+    merge_scores<L::kThreads>(a, scores);
     if (by_share) {
       if (a.heads_per_list > 1) ranks = scores + kTileBlocks * a.score_row;
-      add_shares(a, scores, ranks, i == 0);
+      add_shares<L::kWarps>(a, scores, ranks, i == 0);
     }
   }
   const int rows = kTileBlocks / a.merge_q;
@@ -413,13 +427,13 @@ __global__ void __launch_bounds__(kSelectThreads)
     for (int r = 0; r < rows && q_tile * rows + r < a.list_rows; ++r) {
       float* to = a.scores + (int64_t{list} * a.list_rows + q_tile * rows + r) * a.blocks;
       const float unit = by_share ? 1.0f : kLn2;
-      for (int b = threadIdx.x; b < a.blocks; b += kSelectThreads) {
+      for (int b = threadIdx.x; b < a.blocks; b += L::kThreads) {
         to[b] = ranks[r * a.score_row + b] * unit;
       }
     }
     __syncthreads();
   }
-  write_lists(a, ranks, list, q_tile * rows);
+  write_lists<L::kWarps>(a, ranks, list, q_tile * rows);
 }
 
 // ---- Launch -----------------------------------------------------------------------------------
@@ -432,12 +446,32 @@ int score_row_floats(const Sm90SelectParams& p) {
   return padded_cells(p.skv) / kBlockCells + 1;  // odd, so that rows start in different banks
 }
 
-template <int kD>
+template <int kD, int kGroups>
 int select_shared_bytes(const Sm90SelectParams& p) {
   const int64_t floats =
       int64_t{kTileBlocks} * score_row_floats(p) * (p.heads_per_list > 1 ? 2 : 1);
-  const int64_t bytes = SelectLayout<kD>::kScores + 4 * floats;
+  const int64_t bytes = SelectLayout<kD, kGroups>::kScores + 4 * floats;
   return static_cast<int>(bytes < (1 << 30) ? bytes : 1 << 30);
+}
+
+// With as many warpgroups as leave room for the scores; sm90_select_supports() knows that one does.
+template <int kD, int kGroups>
+const char* launch_groups(const Sm90SelectParams& p, const CUtensorMap& map_q,
+                          const CUtensorMap& map_k, const SelectArgs& a, cudaStream_t stream) {
+  const int bytes = select_shared_bytes<kD, kGroups>(p);
+  if constexpr (kGroups > 1) {
+    if (bytes > kMaxSharedBytes) return launch_groups<kD, kGroups - 1>(p, map_q, map_k, a, stream);
+  }
+  static PerDevice prepared;
+  if (const char* error = prepared.allow_shared_memory(
+          reinterpret_cast<const void*>(select_kernel<kD, kGroups>), kMaxSharedBytes)) {
+    return error;
+  }
+  const dim3 grid(static_cast<unsigned>(padded_cells(p.sq) / kTileCells),
+                  static_cast<unsigned>(p.hq / p.heads_per_list));
+  select_kernel<kD, kGroups><<<grid, kGroups * kGroupThreads, bytes, stream>>>(map_q, map_k, a);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 template <int kD>
@@ -483,17 +517,7 @@ const char* launch_select(const Sm90SelectParams& p, cudaStream_t stream) {
   a.capacity = p.capacity;
   a.scores = p.scores;
 
-  static PerDevice prepared;
-  const int bytes = select_shared_bytes<kD>(p);
-  if (const char* error = prepared.allow_shared_memory(
-          reinterpret_cast<const void*>(select_kernel<kD>), kMaxSharedBytes)) {
-    return error;
-  }
-  const dim3 grid(static_cast<unsigned>(q_cells / kTileCells),
-                  static_cast<unsigned>(p.hq / p.heads_per_list));
-  select_kernel<kD><<<grid, kSelectThreads, bytes, stream>>>(map_q, map_k, a);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch_groups<kD, kMaxGroups>(p, map_q, map_k, a, stream);
 }
 
 bool is_power_of_two(int x) { return x > 0 && (x & (x - 1)) == 0; }
@@ -533,7 +557,8 @@ const char* sm90_select_supports(const Sm90SelectParams& p) {
   if (!aligned_rows(p.q, p.q_stride) || !aligned_rows(p.k, p.k_stride)) {
     return "q and k must be 16-byte aligned with row strides of a multiple of 8 elements";
   }
-  const int bytes = p.head_dim == 128 ? select_shared_bytes<128>(p) : select_shared_bytes<64>(p);
+  const int bytes =
+      p.head_dim == 128 ? select_shared_bytes<128, 1>(p) : select_shared_bytes<64, 1>(p);
   if (bytes > kMaxSharedBytes) {
     return "16 rows of block scores must fit in shared memory: fewer keys, or lists for one head";
   }
