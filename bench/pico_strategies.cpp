@@ -2,14 +2,13 @@
 // (2304 generation tokens): the table of docs/attention.md.
 //
 //   pico_strategies models/cosmos3-pico bench/pico_strategies.json docs/images/pico-strategies.png
-//   5
-//       > bench/results/pico-strategies.jsonl
+//   5 [cpu | cuda] > bench/results/pico-strategies.jsonl
 //   tools/strategy_table.py
 //
 // The list of strategies is an array of {"name", "attention": a file or a document, "in_sheet"};
 // the first is the yardstick. Each runs once for each caption; figures are means over the captions,
-// but for worst_psnr. "shows" says whether every clip has the colour and the motion that its
-// caption asks for.
+// but for worst_psnr. Seconds are processor time of one thread on the CPU, time on a device.
+// "shows" says whether every clip has the colour and the motion that its caption asks for.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -59,7 +58,7 @@ std::string today() {
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 void run(const std::string& model, const std::string& list_file, const std::string& sheet_file,
-         int count, const std::string& command) {
+         int count, const std::string& device_name, const std::string& command) {
   const Json list = Json::load(list_file);
   CompareOptions options;
   for (const Json& entry : list.items()) {
@@ -70,6 +69,8 @@ void run(const std::string& model, const std::string& list_file, const std::stri
   }
   EngineOptions engine;
   engine.num_threads = 1;
+  engine.device = device_name;
+  const bool on_cpu = device_name == "cpu";
   std::vector<Figures> figures(options.strategies.size());
   const std::vector<e2e::Caption> clips(e2e::kCaptions.begin(), e2e::kCaptions.begin() + count);
   const auto captions = static_cast<double>(clips.size());
@@ -78,7 +79,7 @@ void run(const std::string& model, const std::string& list_file, const std::stri
     for (size_t i = 0; i < outcomes.size(); ++i) {
       const StrategyOutcome& o = outcomes[i];
       Figures& f = figures[i];
-      f.seconds += o.processor_seconds / captions;
+      f.seconds += (on_cpu ? o.processor_seconds : o.denoise_seconds) / captions;
       f.kept += o.kept_share / captions;
       f.latent_error += o.latent_error / captions;
       f.psnr += o.psnr / captions;
@@ -111,7 +112,7 @@ void run(const std::string& model, const std::string& list_file, const std::stri
                             .set("date", today())
                             .set("command", command)
                             .set("value", f.seconds)
-                            .set("unit", "s of one processor, denoising")
+                            .set("unit", on_cpu ? "s of one processor, denoising" : "s, denoising")
                             .set("floor", Json())
                             .set("peer", options.strategies.front().name)
                             .set("peer_value", figures.front().seconds)
@@ -132,17 +133,18 @@ void run(const std::string& model, const std::string& list_file, const std::stri
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int captions = argc == 5 ? std::atoi(argv[4]) : 0;
+  const int captions = argc == 5 || argc == 6 ? std::atoi(argv[4]) : 0;
   if (captions < 1 || captions > std::ssize(e2e::kCaptions)) {
     std::fprintf(stderr,
-                 "usage: pico_strategies MODEL STRATEGIES.json SHEET.png CAPTIONS (1 to %d)\n",
+                 "usage: pico_strategies MODEL STRATEGIES.json SHEET.png CAPTIONS (1 to %d) "
+                 "[cpu | cuda]\n",
                  static_cast<int>(e2e::kCaptions.size()));
     return 2;
   }
   std::string command;
   for (int i = 0; i < argc; ++i) command += concat(i > 0 ? " " : "", argv[i]);
   try {
-    run(argv[1], argv[2], argv[3], captions, command);
+    run(argv[1], argv[2], argv[3], captions, argc == 6 ? argv[5] : "cpu", command);
   } catch (const Error& error) {
     std::fprintf(stderr, "pico_strategies: %s\n", error.what());
     return 1;

@@ -701,11 +701,36 @@ def time_select(kernels, report):
                4 * sq * skv * 128 * 32 * 184 / 698, 'own dense attention', ms['dense'], 'select')
 
 
+def launch_for_profile(kernels):
+    """Each kernel once, announced by a line: what profile_sm90.py runs under the profiler."""
+    sq, skv, kept, protected = 16384, 16896, 72, 8
+    q, k, v = make_inputs(sq, skv, 32, 8, 128)
+    scale, out = 128 ** -0.5, torch.empty_like(q)
+    size = f'Sq {sq} Skv {skv} 32/8 heads of 128'
+
+    def launch(call, *cases):
+        torch.cuda.synchronize()
+        for case in cases:
+            print(f'case {size}, {case}', flush=True)
+        call()
+        torch.cuda.synchronize()
+    launch(kernels.attention(q, k, v, out, scale), 'dense')
+    for name, (block_q, sharing) in SHARINGS.items():
+        lists = random_lists(32, sharing, sq, skv, block_q, 64, kept, protected)
+        launch(kernels.attention(q, k, v, out, scale, lists=lists), f'kept {kept}/264, {name}')
+    for name in ('per head, 64 x 64', '4 heads share, 64 x 64'):
+        block_q, sharing = SHARINGS[name]
+        select = kernels.select(q, k, scale, block_q, 64, sharing, kept - protected, protected)[0]
+        launch(select, f'selector pools q, {name}', f'selector pools k, {name}',
+               f'selector, {name}')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('library')
-    parser.add_argument('what', nargs='+', choices=['check', 'dense', 'sparse', 'curves', 'select'])
+    parser.add_argument('what', nargs='+',
+                        choices=['check', 'dense', 'sparse', 'curves', 'select', 'profile'])
     parser.add_argument('--golden', help='golden data; the folder that holds block_selection/')
     parser.add_argument('--json', help='append result lines to this file')
     arguments = parser.parse_args()
@@ -714,6 +739,9 @@ def main():
     for what in arguments.what:
         if what == 'check':
             status |= run_checks(kernels, arguments.golden)
+            continue
+        if what == 'profile':
+            launch_for_profile(kernels)
             continue
         report = report or Report(arguments.json, arguments.library)
         if what == 'dense':
