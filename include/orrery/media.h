@@ -15,7 +15,9 @@ void load_prompt(const std::filesystem::path& file, Request& request);
 Frames load_image(const std::filesystem::path& file);
 // At most max_frames frames (0: all).
 Frames load_video(const std::filesystem::path& file, int64_t max_frames = 0);
-// JSON ([[...], ...]) or safetensors ("actions").
+// A video, or a still picture (by its extension) as a clip of one frame.
+Frames load_clip(const std::filesystem::path& file);
+// JSON ([[...], ...], {"actions": [[...], ...]}, or either in one more pair of brackets) or safetensors ("actions").
 FloatTensor load_actions(const std::filesystem::path& file);
 // A safetensors file with a tensor "latents".
 FloatTensor load_latents(const std::filesystem::path& file);

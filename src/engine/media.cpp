@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -48,9 +50,16 @@ Frames load_image(const fs::path& file) {
 
 Frames load_video(const fs::path& file, int64_t max_frames) {
   const Video video = read_video(file, max_frames);
-  Frames frames{static_cast<int64_t>(video.frames.size()), video.height, video.width, {}};
+  Frames frames{static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
   for (const auto& frame : video.frames) frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
   return frames;
+}
+
+Frames load_clip(const fs::path& file) {
+  std::string extension = file.extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto stills = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"};
+  return std::find(stills.begin(), stills.end(), extension) != stills.end() ? load_image(file) : load_video(file);
 }
 
 namespace {
@@ -91,9 +100,12 @@ void replace_file(const fs::path& file, const std::string& content) {
 FloatTensor load_actions(const fs::path& file) {
   if (file.extension() == ".safetensors") return load_tensor(file, "actions");
   const Json json = Json::load(file);
-  const Json& rows = json.is_object() ? json.at("actions") : json;
+  const Json& given = json.is_object() ? json.at("actions") : json;
+  // A batch of one, as saved from a tensor [1, rows, values].
+  const bool is_batch = given.items().size() == 1 && given.items().front().is_array() &&
+                        !given.items().front().items().empty() && given.items().front().items().front().is_array();
+  const auto& items = is_batch ? given.items().front().items() : given.items();
   FloatTensor out;
-  const auto& items = rows.items();
   require(!items.empty(), file.string(), ": no action rows");
   const size_t width = items.front().items().size();
   for (size_t r = 0; r < items.size(); ++r) {
