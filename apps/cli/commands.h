@@ -17,7 +17,7 @@ struct GenerateFiles {
   std::filesystem::path output = ".";
   std::filesystem::path prompt_file;
   std::filesystem::path vision, video, action;
-  std::filesystem::path latents, save_latents, save_action, report;
+  std::filesystem::path latents, save_latents, save_action, save_sound, report;
   int crf = 18;
   bool quiet = false;
 };

@@ -309,6 +309,7 @@ int run(int argc, char** argv, Job& job) {
   add_warm_up_flag(*generate, generate_options);
   generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
   generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
+  generate->add_option("--save-sound", files.save_sound, "Write the sound here too (.wav)");
   generate->add_option("--report", files.report, "Write a JSON report: settings, times, memory, dispatch");
   std::vector<std::string> lora;
   generate->add_option("--lora", lora, "LoRA adapter to merge, FILE or FILE:SCALE; may be given several times")

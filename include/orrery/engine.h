@@ -98,6 +98,7 @@ class Engine {
 // What a request will make.
 struct Outline {
   int64_t frames = 0, height = 0, width = 0;
+  int64_t sampling_rate = 0;  // 0: no sound
   std::string summary;
   std::string fingerprint;  // equal for equal requests and options, on any machine
 };

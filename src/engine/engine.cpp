@@ -478,7 +478,8 @@ Outline check_request(const std::filesystem::path& model, const Request& request
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
   prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
-  return {settings.frames, settings.height, settings.width, summary(settings),
+  const int64_t sampling_rate = settings.sound_frames > 0 ? checkpoint.sound->sampling_rate : 0;
+  return {settings.frames, settings.height, settings.width, sampling_rate, summary(settings),
           fingerprint(request, settings, options)};
 }
 

@@ -308,6 +308,9 @@ TEST(RequireVideoOutput, SaysBeforehandWhatCannotBeWritten) {  // B91
     require_video_output(folder.path() / name);
   }
   EXPECT_FALSE(is_video_extension("a.png"));
+  require_video_output(folder.path() / "a.mp4", 48000);
+  expect_error(ErrorKind::invalid_argument, {"a.mp4", "12345 samples per second"},
+               [&] { require_video_output(folder.path() / "a.mp4", 12345); });
   expect_error(ErrorKind::unsupported, {"a.avi", ".mp4"},
                [&] { require_video_output(folder.path() / "a.avi"); });
   expect_error(ErrorKind::not_found, {"absent"},
