@@ -118,7 +118,8 @@ TEST_F(Player, ShowsEveryFrameAtItsTime) {
                    "ffprobe")
           .finish();
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  const auto& frames = Json::parse(outcome.out, "ffprobe").at("frames").items();
+  const Json shown = Json::parse(outcome.out, "ffprobe");
+  const auto& frames = shown.at("frames").items();
   ASSERT_EQ(frames.size(), 9u);
   for (size_t t = 0; t < 9; ++t) EXPECT_NEAR(number(frames[t], "pts_time"), 0.1 * double(t), 1e-4);
 }
