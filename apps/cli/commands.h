@@ -15,9 +15,9 @@ namespace orrery::cli {
 struct GenerateFiles {
   std::filesystem::path model;
   std::filesystem::path output = ".";
-  std::filesystem::path prompt_file, negative_prompt_file;
+  std::filesystem::path prompt_file;
   std::filesystem::path vision, video, action;
-  std::filesystem::path latents, save_latents, save_action, report;
+  std::filesystem::path latents, save_latents, save_action, save_sound, report;
   int crf = 18;
   bool quiet = false;
 };
@@ -27,14 +27,15 @@ struct CompareFiles {
   std::vector<std::string> attention;
 };
 
-// Reads the files that belong to the request.
+// Reads the files that belong to the request. In action modes --vision-path may be a video, as in the public
+// entry point.
 void load_inputs(Request& request, const GenerateFiles& files);
 
 // Each returns the process's exit status or throws Error.
 // `job`: the processes that run the request together; rank 0 alone prints and writes.
 int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job);
 int compare(Request request, const CompareFiles& files, CompareOptions options, EngineOptions engine);
-int plan(const Request& request, const std::filesystem::path& model, EngineOptions options, bool json);
+int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json);
 
 // 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
 int exit_status(ErrorKind kind);

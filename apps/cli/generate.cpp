@@ -25,6 +25,17 @@ void check_writable(const fs::path& file, const char* flag) {
   }
 }
 
+// Sound has a place to go, and a place is given for sound only.
+void check_sound(const GenerateFiles& files, const fs::path& output, const Outline& outline) {
+  if (outline.sampling_rate == 0 && !files.save_sound.empty()) {
+    throw Error(ErrorKind::invalid_argument, "--save-sound: no sound is made; add --enable-sound");
+  }
+  if (outline.sampling_rate > 0 && is_still(output) && files.save_sound.empty()) {
+    throw Error(ErrorKind::invalid_argument,
+                "--enable-sound: a still image holds no sound; name a file for it with --save-sound");
+  }
+}
+
 }  // namespace
 
 int exit_status(ErrorKind kind) {
@@ -43,8 +54,16 @@ int exit_status(ErrorKind kind) {
 
 void load_inputs(Request& request, const GenerateFiles& files) {
   if (!files.prompt_file.empty()) load_prompt(files.prompt_file, request);
-  if (!files.vision.empty()) request.image = load_image(files.vision);
-  if (!files.video.empty()) request.video = load_video(files.video);
+  if (!files.vision.empty()) {
+    Frames clip = request.action ? load_clip(files.vision) : load_image(files.vision);
+    (clip.count == 1 ? request.image : request.video) = std::move(clip);
+  }
+  if (!files.video.empty()) {
+    if (request.video) {
+      throw Error(ErrorKind::invalid_argument, "--vision-path and --video-path are both videos; give one of them");
+    }
+    request.video = load_video(files.video);
+  }
   if (!files.action.empty() && request.action) request.action->raw_actions = load_actions(files.action);
   if (!files.latents.empty()) request.latents = load_latents(files.latents);
 }
@@ -62,9 +81,11 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options,
     const Outline outline = check_request(files.model, request, options);
     if (leads) {
       output = output_file(files.output, outline.frames);
-      check_output(output, outline.frames);
+      check_output(output, outline.frames, outline.sampling_rate);
+      check_sound(files, output, outline);
       check_writable(files.save_latents, "--save-latents");
       check_writable(files.save_action, "--save-action");
+      check_writable(files.save_sound, "--save-sound");
       check_writable(files.report, "--report");
     }
     return outline.fingerprint;
@@ -87,14 +108,18 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options,
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));
   save_output(output, result, files.crf);
   if (!files.save_latents.empty()) save_latents(files.save_latents, result);
-  if (!files.save_action.empty()) save_action(files.save_action, result);
+  if (!files.save_sound.empty()) save_sound(files.save_sound, result);
+  fs::path action = files.save_action;
+  if (action.empty() && result.action && fs::is_directory(files.output)) action = files.output / "sample_action.json";
+  if (!action.empty()) save_action(action, result);
   if (!files.report.empty()) save_text(files.report, result.report);
   std::printf("%s\n", output.string().c_str());
   return 0;
 }
 
-int plan(const Request& request, const fs::path& model, EngineOptions options, bool json) {
-  const Plan plan = plan_request(model, request, options);
+int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json) {
+  load_inputs(request, files);
+  const Plan plan = plan_request(files.model, request, options);
   if (json) {
     std::printf("%s\n", to_json(plan).c_str());
     return 0;

@@ -1,8 +1,10 @@
 // orrery: the command line.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <optional>
+#include <tuple>
 
 #include "commands.h"
 #include "failure.h"
@@ -40,15 +42,23 @@ std::optional<double> parse_number(const std::string& text) {
 // Flags of structural control.
 struct TransferFlags {
   std::vector<std::string> controls, weights;
+  std::string edge_preset, blur_preset;
   std::vector<double> guidance_interval, control_guidance_interval;
   TransferRequest transfer;
 
   void add(CLI::App& app) {
     app.add_option("--control", controls,
-                   "Control video as HINT=FILE, hint edge, blur, depth, seg or wsm; may be given several times")
+                   "Control video as HINT=FILE, hint edge, blur, depth, seg or wsm; may be given several times. edge or "
+                   "blur alone: computed from --video-path")
         ->take_all();
+    app.add_option("--preset-edge-threshold", edge_preset,
+                   "Of a computed edge control: none, very_low, low, medium, high or very_high; default medium");
+    app.add_option("--preset-blur-strength", blur_preset,
+                   "Of a computed blur control: none, very_low, low, medium, high or very_high; default medium");
     app.add_option("--control-weight", weights, "Weight of one of several controls as HINT=NUMBER; default 1 each")
         ->take_all();
+    app.add_flag("--emphasize-control-in-prompt", transfer.emphasize_control_in_prompt,
+                 "Add a sentence to the prompt that asks to follow the controls");
     app.add_option("--control-guidance", transfer.control_guidance, "How much the controls count, 1 for plain; default by hint");
     app.add_option("--num-conditional-frames", transfer.num_conditional_frames,
                    "Frames a chunk takes over from the one before")
@@ -57,7 +67,11 @@ struct TransferFlags {
                    "Frames of --video-path that the first chunk keeps")
         ->capture_default_str();
     app.add_option("--num-video-frames-per-chunk", transfer.num_video_frames_per_chunk,
-                   "Frames made at once; default all");
+                   "Frames made at once; default all, 101 for a wsm control alone");
+    app.add_option("--chunk-noise", transfer.chunk_noise,
+                   "Later chunks: continue (the generator goes on) or reseed (chunk c starts from seed + c)")
+        ->check(CLI::IsMember({"continue", "reseed"}))
+        ->capture_default_str();
     app.add_option("--guidance-interval", guidance_interval, "Timesteps between which guidance works, A B")->expected(2);
     app.add_option("--control-guidance-interval", control_guidance_interval,
                    "Timesteps between which control guidance works, A B")
@@ -70,7 +84,8 @@ struct TransferFlags {
 
   // Whether any flag of transfer was given without a control.
   bool is_stray(const CLI::App& app) const {
-    for (const char* flag : {"--control-weight", "--control-guidance", "--num-conditional-frames",
+    for (const char* flag : {"--preset-edge-threshold", "--preset-blur-strength", "--emphasize-control-in-prompt",
+                             "--chunk-noise", "--control-weight", "--control-guidance", "--num-conditional-frames",
                              "--num-first-chunk-conditional-frames", "--num-video-frames-per-chunk",
                              "--guidance-interval", "--control-guidance-interval", "--control-attention"}) {
       if (app.count(flag) > 0) return true;
@@ -86,8 +101,20 @@ struct TransferFlags {
     }
     TransferRequest out = transfer;
     for (const std::string& text : controls) {
+      if (text == "edge" || text == "blur") {
+        out.controls.push_back({text, {}});
+        continue;
+      }
       const auto [hint, file] = parse_pair("--control", text);
-      out.controls.push_back({hint, load_video(file), std::nullopt});
+      out.controls.push_back({hint, load_clip(file)});
+    }
+    for (const auto& [hint, flag, preset] : {std::tuple{"edge", "--preset-edge-threshold", edge_preset},
+                                             {"blur", "--preset-blur-strength", blur_preset}}) {
+      if (preset.empty()) continue;
+      const auto control = std::find_if(out.controls.begin(), out.controls.end(),
+                                        [hint = hint](const Control& c) { return c.hint == hint; });
+      if (control == out.controls.end()) refuse(std::string(flag) + ": there is no --control " + hint);
+      control->preset = preset;
     }
     for (const std::string& text : weights) {
       const auto [hint, number] = parse_pair("--control-weight", text);
@@ -125,7 +152,7 @@ struct RequestFlags {
     app.add_option("--height", request.height, "Pixels, a multiple of the VAE's factor (16); default 720");
     app.add_option("--width", request.width, "Pixels, a multiple of the VAE's factor (16); default 1280");
     app.add_option("--num-frames", request.num_frames, "4 n + 1 frames; 1 makes an image; default 189");
-    app.add_option("--fps", request.fps, "Frames a second")->capture_default_str();
+    app.add_option("--fps", request.fps, "Frames a second; default 24, of a transfer that of --video-path");
     app.add_option("--num-inference-steps", request.num_inference_steps, "Denoising steps; default 35");
     app.add_option("--guidance-scale", request.guidance_scale, "Classifier-free guidance, 1 for none; default 6");
     app.add_option("--flow-shift", request.flow_shift, "Shift of the sigma grid; switches Karras sigmas off");
@@ -143,14 +170,20 @@ struct RequestFlags {
         ->capture_default_str();
     app.add_flag("--no-duration-template", no_duration, "Do not append the duration sentence to the prompts");
     app.add_flag("--no-resolution-template", no_resolution, "Do not append the resolution sentence to the prompts");
-    app.add_option("--use-system-prompt", use_system_prompt, "on or off; default as the checkpoint")
+    app.add_option("--use-system-prompt", use_system_prompt, "on or off; default as the checkpoint, off for actions")
         ->check(CLI::IsMember(kOnOff));
     app.add_flag("--vae-tiling", request.vae_tiling, "Decode and encode in spatial tiles: less memory");
     app.add_flag("--enable-sound", request.enable_sound, "Generate sound with the video");
     app.add_option("--condition-frame-indexes-vision", request.condition_frame_indexes_vision,
-                   "Latent frames that a conditioning video fixes; default 0 1");
+                   "Latent frames that a conditioning video fixes, with blanks or commas between; default 0,1")
+        ->delimiter(',');
     app.add_option("--condition-video-keep", request.condition_video_keep, "Which end of the video: first or last")
-        ->check(CLI::IsMember({"first", "last"}));
+        ->check(CLI::IsMember({"first", "last"}))
+        ->capture_default_str();
+    app.add_option("--video-fit", request.video_fit,
+                   "Videos and controls of another shape: stretch, or cover (scaled and cropped)")
+        ->check(CLI::IsMember({"stretch", "cover"}))
+        ->capture_default_str();
     app.add_option("--action-mode", action_mode, "policy, forward_dynamics or inverse_dynamics")
         ->check(CLI::IsMember({"policy", "forward_dynamics", "inverse_dynamics"}));
     app.add_option("--action-chunk-size", action.chunk_size, "Actions in the clip")->capture_default_str();
@@ -172,6 +205,8 @@ struct RequestFlags {
     if (!action_mode.empty()) {
       out.action = action;
       out.action->mode = action_mode;
+      // As the public entry point does.
+      if (use_system_prompt.empty()) out.use_system_prompt = false;
     }
     return out;
   }
@@ -189,22 +224,27 @@ LoraFile parse_lora(const std::string& text) {
   return {text.substr(0, colon), *scale};
 }
 
-// Flags of what a request reads, for commands that run it.
+// Flags of what a request reads.
 void add_input_flags(CLI::App& app, RequestFlags& flags, cli::GenerateFiles& files) {
-  app.add_option("--model", files.model, "Model folder (diffusers layout)")->required();
   CLI::Option* prompt = app.add_option("--prompt", flags.request.prompt, "What to generate");
   app.add_option("--prompt-file", files.prompt_file,
                  "File with the prompt: text, or JSON with \"prompt\" and perhaps \"negative_prompt\"; any other "
                  "JSON object is the caption itself")
       ->excludes(prompt);
-  app.add_option("--vision-path,--image", files.vision, "Image that becomes the first frame");
+  app.add_option("--vision-path,--image", files.vision, "Image that becomes the first frame; for actions also a video");
   app.add_option("--video-path", files.video, "Video that conditions the generation");
   app.add_option("--action-path", files.action, "Actions for forward_dynamics: JSON rows or safetensors");
+  flags.add(app);
+}
+
+// The same for commands that run it.
+void add_run_flags(CLI::App& app, RequestFlags& flags, cli::GenerateFiles& files) {
+  app.add_option("--model", files.model, "Model folder (diffusers layout)")->required();
+  add_input_flags(app, flags, files);
   app.add_option("--latents", files.latents, "Safetensors file whose \"latents\" replace the noise");
   app.add_option("--crf", files.crf, "H.264 quality, 1 to 51, lower is better")
       ->check(CLI::Range(1, 51))
       ->capture_default_str();
-  flags.add(app);
 }
 
 void add_device_flags(CLI::App& app, EngineOptions& options) {
@@ -263,18 +303,24 @@ int run(int argc, char** argv, Job& job) {
   CLI::App* generate = app.add_subcommand("generate", "Make an image or a video from a prompt");
   generate->add_option("--output", files.output, "File (.mp4 .png .jpg), or a folder for sample.mp4 or sample.png")
       ->capture_default_str();
-  add_input_flags(*generate, generate_flags, files);
+  add_run_flags(*generate, generate_flags, files);
   add_engine_flags(*generate, generate_options);
   add_mesh_flags(*generate, generate_options);
   add_warm_up_flag(*generate, generate_options);
   generate->add_option("--save-latents", files.save_latents, "Write the final latents here (safetensors)");
   generate->add_option("--save-action", files.save_action, "Write predicted actions here (.json or .safetensors)");
+  generate->add_option("--save-sound", files.save_sound, "Write the sound here too (.wav)");
   generate->add_option("--report", files.report, "Write a JSON report: settings, times, memory, dispatch");
   std::vector<std::string> lora;
   generate->add_option("--lora", lora, "LoRA adapter to merge, FILE or FILE:SCALE; may be given several times")
       ->take_all();
-  generate->add_option("--guardrail", generate_options.guardrail,
-                       "Shell command that approves the prompt and the frames; see docs/modes.md");
+  CLI::Option* guardrail =
+      generate->add_option("--guardrail", generate_options.guardrail,
+                           "Shell command that approves the prompt and the frames; see docs/modes.md");
+  bool no_safety_check = false;
+  generate->add_flag("--no-safety-check,--disable-safety-checker", no_safety_check,
+                     "No guardrail is wanted; the result says that the check was switched off")
+      ->excludes(guardrail);
   generate->add_option("--guardrail-timeout", generate_options.guardrail_timeout, "Seconds a verdict may take")
       ->capture_default_str();
   generate->add_flag("--profile", generate_options.profile, "Time every operation for the report");
@@ -295,20 +341,20 @@ int run(int argc, char** argv, Job& job) {
   compare->add_option("--repeats", compare_options.repeats, "Runs of each strategy; the fastest counts, step by step")
       ->check(CLI::Range(1, 100))
       ->capture_default_str();
-  add_input_flags(*compare, compare_flags, compare_files.inputs);
+  add_run_flags(*compare, compare_flags, compare_files.inputs);
   add_device_flags(*compare, compare_engine);
   add_warm_up_flag(*compare, compare_engine);
   compare->add_flag("--quiet", compare_files.inputs.quiet, "Print nothing but the table");
 
   RequestFlags plan_flags;
   EngineOptions plan_options;
-  std::filesystem::path plan_model;
+  cli::GenerateFiles plan_files;
   bool plan_json = false;
   CLI::App* plan = app.add_subcommand("plan", "Memory, flops and time floor of a request, before loading");
-  plan->add_option("model", plan_model, "Model folder")->required();
-  plan->add_option("--prompt", plan_flags.request.prompt, "Prompt; its length counts")->default_val("A prompt.");
+  plan_flags.request.prompt = "A prompt.";  // its length counts
+  plan->add_option("model,--model", plan_files.model, "Model folder")->required();
+  add_input_flags(*plan, plan_flags, plan_files);
   plan->add_flag("--json", plan_json, "Print JSON");
-  plan_flags.add(*plan);
   add_engine_flags(*plan, plan_options);
   add_mesh_flags(*plan, plan_options);
 
@@ -358,11 +404,12 @@ int run(int argc, char** argv, Job& job) {
     throw Error(ErrorKind::invalid_argument, "only generate runs on several ranks; start this command without mpirun");
   }
 
+  generate_options.safety_check = !no_safety_check;
   for (const std::string& adapter : lora) generate_options.lora.push_back(parse_lora(adapter));
 
   if (*generate) return cli::generate(generate_flags.resolve(*generate), files, generate_options, job);
   if (*compare) return cli::compare(compare_flags.resolve(*compare), compare_files, compare_options, compare_engine);
-  if (*plan) return cli::plan(plan_flags.resolve(*plan), plan_model, plan_options, plan_json);
+  if (*plan) return cli::plan(plan_flags.resolve(*plan), plan_files, plan_options, plan_json);
   if (*bench) {
     bench_options.attention = bench_engine.attention;
     for (int i = 0; i < argc; ++i) bench_options.command += (i ? " " : "") + std::string(argv[i]);

@@ -35,6 +35,7 @@ struct EngineOptions {
   // A shell command that approves prompts and frames (docs/modes.md); empty: none.
   std::string guardrail;
   double guardrail_timeout = 300;  // seconds a verdict may take
+  bool safety_check = true;        // false: none is wanted, and the result says so
   // Ranks that share one request (docs/parallelism.md): tp cuts the weights, cp the generation sequence, cfg
   // shares out the branches of the guidance. Their product is the number of ranks.
   int tp_degree = 1, cp_degree = 1, cfg_degree = 1;
@@ -97,6 +98,7 @@ class Engine {
 // What a request will make.
 struct Outline {
   int64_t frames = 0, height = 0, width = 0;
+  int64_t sampling_rate = 0;  // 0: no sound
   std::string summary;
   std::string fingerprint;  // equal for equal requests and options, on any machine
 };

@@ -17,6 +17,7 @@ struct Frames {
   int64_t height = 0;
   int64_t width = 0;
   std::vector<uint8_t> rgb;  // [count, height, width, 3]
+  double fps = 0;            // of the file they were read from; 0: not known
   const uint8_t* frame(int64_t i) const { return rgb.data() + i * height * width * 3; }
 };
 
@@ -37,9 +38,11 @@ struct ActionRequest {
 
 // A video that steers the structure of the result: edges, a blurred picture, depth, ...
 struct Control {
-  std::string hint;              // edge, blur, depth, seg or wsm
-  Frames video;
-  std::optional<double> weight;  // of several; not negative; they are normalised to sum 1
+  std::string hint;                   // edge, blur, depth, seg or wsm
+  Frames video;                       // empty: computed from Request::video, for edge and blur
+  std::optional<double> weight = {};  // of several; not negative; they are normalised to sum 1
+  // How a computed one is made: very_low, low, medium (default), high, very_high or none.
+  std::optional<std::string> preset = {};
 };
 
 // Both ends included, in timesteps (0 to 1000).
@@ -55,10 +58,14 @@ struct TransferRequest {
   std::optional<double> control_guidance;              // 1: none; default by hint
   int64_t num_conditional_frames = 1;                  // that a chunk takes over from the one before
   int64_t num_first_chunk_conditional_frames = 0;      // of Request::video, fixed in the first chunk
-  std::optional<int64_t> num_video_frames_per_chunk;   // default: all frames
+  std::optional<int64_t> num_video_frames_per_chunk;   // default: all frames; 101 for a wsm control alone
   std::optional<TimestepInterval> guidance_interval;   // guidance is 1 outside
   std::optional<TimestepInterval> control_guidance_interval;
   std::string attention = "weighted";                  // several controls: weighted or joint
+  bool emphasize_control_in_prompt = false;            // adds a sentence that names the controls to the prompt
+  // Noise of later chunks: continue (the generator goes on, as in diffusers) or reseed (chunk c starts from
+  // seed + c, as in NVIDIA's framework).
+  std::string chunk_noise = "continue";
 };
 
 // One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
@@ -66,7 +73,7 @@ struct Request {
   std::string prompt;
   std::string negative_prompt;
   std::optional<int64_t> height, width, num_frames;  // 720, 1280, 189
-  double fps = 24;
+  std::optional<double> fps;                         // 24; transfer: the given video's, else 10 for wsm alone
   std::optional<int64_t> num_inference_steps;        // 35; distilled checkpoints fix it
   std::optional<double> guidance_scale;              // 6; 1 runs one branch
   std::optional<double> flow_shift;                  // sets Karras off, as the public entry point does
@@ -84,6 +91,9 @@ struct Request {
   std::optional<Frames> video;
   std::vector<int64_t> condition_frame_indexes_vision{0, 1};
   std::string condition_video_keep = "first";        // first or last
+  // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover (scaled to
+  // cover it and cropped, as an image is; NVIDIA's framework and vLLM-Omni).
+  std::string video_fit = "stretch";
   bool enable_sound = false;
   std::optional<ActionRequest> action;
   std::optional<TransferRequest> transfer;

@@ -140,7 +140,8 @@ struct Engine::Ranks {
 
   State& first() { return *states.front(); }
   // The request on one rank; empty where another one leads.
-  static Result generate(State& state, const Request& request, const ProgressCallback& progress,
+  // `available`: bytes that the rank may allocate.
+  static Result generate(State& state, const Request& request, int64_t available, const ProgressCallback& progress,
                          std::stop_token stop);
   // body(rank, its place in `states`) on every rank of this process. When one fails, no other waits for it.
   void run(const std::function<void(int rank, size_t place)>& body) {
@@ -260,10 +261,10 @@ void exercise_layouts(WarmUp& warm_up, Run& run, const std::function<void(const 
 
 // Controls and what is fixed of chunk `index`: frames of the given video, or those carried over.
 void encode_chunk(Run& run, const Request& request, const Settings& settings, const VaeConfig& vae, int64_t index,
-                  const std::vector<float>& carried) {
+                  const std::vector<float>& carried, int threads) {
   const TransferSettings& transfer = *settings.transfer;
   for (size_t i = 0; i < transfer.order.size(); ++i) {
-    run.encode_control(i, control_pixels(request.transfer->controls[transfer.order[i]].video, settings, index));
+    run.encode_control(i, control_pixels(request, settings, i, index, threads));
   }
   const Conditioning conditioning = chunk_conditioning(settings, index, vae);
   run.condition(conditioning);
@@ -328,8 +329,14 @@ class ChunkFrames {
 Result Engine::generate(const Request& request, const ProgressCallback& progress, std::stop_token stop) {
   const ProgressCallback silent;
   std::vector<Result> results(ranks_->states.size());
+  // Asked for all ranks before the first of them takes its share.
+  std::vector<int64_t> available;
+  for (const auto& state : ranks_->states) {
+    available.push_back(available_memory(*state->backend, state->options.device, std::ssize(ranks_->states)));
+  }
   ranks_->run([&](int rank, size_t place) {
-    results[place] = Ranks::generate(*ranks_->states[place], request, rank == 0 ? progress : silent, stop);
+    results[place] =
+        Ranks::generate(*ranks_->states[place], request, available[place], rank == 0 ? progress : silent, stop);
   });
   return std::move(results.front());
 }
@@ -339,15 +346,17 @@ namespace {
 int64_t needed(const Plan& plan) { return plan.activation_bytes + plan.state_bytes; }
 }  // namespace
 
-Result Engine::Ranks::generate(State& state, const Request& request, const ProgressCallback& progress,
-                               std::stop_token stop) {
+Result Engine::Ranks::generate(State& state, const Request& request, int64_t available,
+                               const ProgressCallback& progress, std::stop_token stop) {
   Backend& backend = *state.backend;
   const Settings settings = resolve(request, state.checkpoint);
   check_mesh(state.options, state.checkpoint.transformer, &settings);
   for (const std::string& sentence : settings.notices) state.notice(sentence);
 
   const Guardrail guardrail(state.options.guardrail, state.options.guardrail_timeout);
-  if (!guardrail.is_set() && state.checkpoint.folder.enable_safety_checker) {
+  require(!guardrail.is_set() || state.options.safety_check,
+          "a guardrail is given and the safety check is switched off; leave one of them out");
+  if (!guardrail.is_set() && state.options.safety_check && state.checkpoint.folder.enable_safety_checker) {
     state.notice("no guardrail is set (--guardrail): the licence of this model asks for one; the check is recorded as " +
                  std::string(kGuardrailSkipped));
   }
@@ -375,7 +384,6 @@ Result Engine::Ranks::generate(State& state, const Request& request, const Progr
     if (ids.size() > 1) record.negative_tokens = static_cast<int64_t>(ids.back().size());
     Placement placement = state.placement(request);
     Plan plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
-    const int64_t available = available_memory(backend);
     if (needed(plan) > available && !placement.tiling.enabled && state.groups.mesh.world() == 1) {
       placement.tiling.enabled = true;
       const int64_t whole = needed(plan);
@@ -400,12 +408,14 @@ Result Engine::Ranks::generate(State& state, const Request& request, const Progr
   result.frames.height = settings.height;
   result.frames.width = settings.width;
   result.frames.rgb.reserve(static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
-  noise.emplace(request.rng == "cuda" ? RngKind::cuda : RngKind::cpu, settings.seed);
+  const RngKind rng = request.rng == "cuda" ? RngKind::cuda : RngKind::cpu;
+  noise.emplace(rng, settings.seed);
   WarmUp warm_up(state.strategy, {run->attention().generation_role()});
   std::vector<float> carried;  // what the next chunk takes over, planar
   for (int64_t chunk = 0; chunk < settings.chunks(); ++chunk) {
+    if (settings.transfer && settings.transfer->reseeds) noise.emplace(rng, settings.seed + chunk);
     if (settings.transfer) {
-      stages.run("encode", 1, [&] { encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried); });
+      stages.run("encode", 1, [&] { encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried, cpu_threads(state.options)); });
     } else if (settings.conditioning.encoded_frames > 0) {
       stages.run("encode", 1, [&] { run->encode(conditioning_pixels(request, settings)); });
     }
@@ -445,7 +455,9 @@ Result Engine::Ranks::generate(State& state, const Request& request, const Progr
   if (guardrail.is_set()) {
     stages.run("guardrail", 1, [&] { guardrail.check_frames(result.frames, result.fps, waiting); });
   }
-  record.guardrail = guardrail.is_set() ? kGuardrailApproved : kGuardrailSkipped;
+  record.guardrail = guardrail.is_set()           ? kGuardrailApproved
+                     : state.options.safety_check ? kGuardrailSkipped
+                                                  : kGuardrailDeclined;
   result.latents = {{1, state.checkpoint.vae.z_dim, settings.latent_frames, settings.latent_height,
                      settings.latent_width},
                     run->latents()};
@@ -466,7 +478,8 @@ Outline check_request(const std::filesystem::path& model, const Request& request
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
   prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
-  return {settings.frames, settings.height, settings.width, summary(settings),
+  const int64_t sampling_rate = settings.sound_frames > 0 ? checkpoint.sound->sampling_rate : 0;
+  return {settings.frames, settings.height, settings.width, sampling_rate, summary(settings),
           fingerprint(request, settings, options)};
 }
 

@@ -20,6 +20,7 @@ namespace orrery {
 
 inline constexpr const char* kGuardrailApproved = "approved";
 inline constexpr const char* kGuardrailSkipped = "skipped: none configured";
+inline constexpr const char* kGuardrailDeclined = "skipped: switched off";
 
 class Guardrail {
  public:

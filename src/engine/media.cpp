@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -11,6 +13,7 @@
 #include "io/image.h"
 #include "io/safetensors.h"
 #include "io/video.h"
+#include "io/wav.h"
 #include "text/python_json.h"
 
 namespace orrery {
@@ -48,9 +51,16 @@ Frames load_image(const fs::path& file) {
 
 Frames load_video(const fs::path& file, int64_t max_frames) {
   const Video video = read_video(file, max_frames);
-  Frames frames{static_cast<int64_t>(video.frames.size()), video.height, video.width, {}};
+  Frames frames{static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
   for (const auto& frame : video.frames) frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
   return frames;
+}
+
+Frames load_clip(const fs::path& file) {
+  std::string extension = file.extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(), [](unsigned char c) { return std::tolower(c); });
+  const auto stills = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"};
+  return std::find(stills.begin(), stills.end(), extension) != stills.end() ? load_image(file) : load_video(file);
 }
 
 namespace {
@@ -91,9 +101,12 @@ void replace_file(const fs::path& file, const std::string& content) {
 FloatTensor load_actions(const fs::path& file) {
   if (file.extension() == ".safetensors") return load_tensor(file, "actions");
   const Json json = Json::load(file);
-  const Json& rows = json.is_object() ? json.at("actions") : json;
+  const Json& given = json.is_object() ? json.at("actions") : json;
+  // A batch of one, as saved from a tensor [1, rows, values].
+  const bool is_batch = given.items().size() == 1 && given.items().front().is_array() &&
+                        !given.items().front().items().empty() && given.items().front().items().front().is_array();
+  const auto& items = is_batch ? given.items().front().items() : given.items();
   FloatTensor out;
-  const auto& items = rows.items();
   require(!items.empty(), file.string(), ": no action rows");
   const size_t width = items.front().items().size();
   for (size_t r = 0; r < items.size(); ++r) {
@@ -107,7 +120,9 @@ FloatTensor load_actions(const fs::path& file) {
 
 FloatTensor load_latents(const fs::path& file) { return load_tensor(file, "latents"); }
 
-void check_output(const fs::path& file, int64_t frames) {
+bool is_still(const fs::path& file) { return is_image_extension(file); }
+
+void check_output(const fs::path& file, int64_t frames, int64_t sampling_rate) {
   require(!file.empty(), "output: the file name is empty");
   require(!fs::is_directory(file), "output ", file.string(), " is a folder; give a file name such as ",
           (file / (frames == 1 ? "sample.png" : "sample.mp4")).string());
@@ -121,8 +136,21 @@ void check_output(const fs::path& file, int64_t frames) {
   }
   require(is_video_extension(file), "output ", file.string(), ": the extension \"", file.extension().string(),
           "\" cannot be written; use .png or .jpg for one frame, .mp4 for video");
-  require_video_output(file);
+  require_video_output(file, static_cast<int>(sampling_rate));
 }
+
+namespace {
+
+// The decoder makes whole latent frames of sound; the clip ends with its pictures.
+std::vector<std::vector<float>> sound_of(const Result& result) {
+  std::vector<std::vector<float>> sound = result.sound;
+  const double seconds = static_cast<double>(result.frames.count) / result.fps;
+  const auto samples = static_cast<size_t>(std::llround(seconds * static_cast<double>(result.sampling_rate)));
+  for (auto& channel : sound) channel.resize(samples, 0.0f);
+  return sound;
+}
+
+}  // namespace
 
 void save_output(const fs::path& file, const Result& result, int crf) {
   const Frames& frames = result.frames;
@@ -137,12 +165,8 @@ void save_output(const fs::path& file, const Result& result, int crf) {
   options.fps = result.fps;
   options.crf = crf;
   options.metadata = result.metadata;
-  options.audio = result.sound;
   if (result.sampling_rate > 0) options.sample_rate = static_cast<int>(result.sampling_rate);
-  // The decoder makes whole latent frames of sound; the clip ends with its pictures.
-  const auto samples = static_cast<size_t>(
-      std::llround(static_cast<double>(frames.count) / result.fps * static_cast<double>(result.sampling_rate)));
-  for (auto& channel : options.audio) channel.resize(samples, 0.0f);
+  options.audio = sound_of(result);
   VideoWriter writer(file, options);
   for (int64_t i = 0; i < frames.count; ++i) writer.write(frames.frame(i));
   writer.finish();
@@ -167,6 +191,11 @@ void save_action(const fs::path& file, const Result& result) {
     rows.push(std::move(row));
   }
   replace_file(file, Json::object().set("actions", std::move(rows)).dump(1) + "\n");
+}
+
+void save_sound(const fs::path& file, const Result& result) {
+  require(!result.sound.empty(), "output ", file.string(), ": this run makes no sound");
+  write_wav(file, sound_of(result), result.sampling_rate);
 }
 
 void save_text(const fs::path& file, const std::string& text) { replace_file(file, text); }

@@ -7,6 +7,8 @@
 #include <map>
 #include <sstream>
 
+#include "engine/transfer.h"
+
 namespace orrery {
 
 int64_t peak_resident_bytes() {
@@ -42,6 +44,7 @@ Json settings_json(const Request& request, const Settings& s) {
   for (float t : s.schedule.timesteps) timesteps.push(static_cast<double>(t));
   sampler.set("sigmas", std::move(sigmas)).set("timesteps", std::move(timesteps));
   out.set("scheduler", std::move(sampler));
+  if (request.video || s.transfer) out.set("video_fit", request.video_fit);
   if (s.action) {
     out.set("action", Json::object()
                           .set("mode", request.action->mode)
@@ -56,11 +59,15 @@ Json settings_json(const Request& request, const Settings& s) {
     for (size_t i = 0; i < t.hints.size(); ++i) {
       Json control = Json::object().set("hint", t.hints[i]);
       if (!t.weights.empty()) control.set("weight", static_cast<double>(t.weights[i]));
+      const Control& given = request.transfer->controls[t.order[i]];
+      if (given.video.count == 0) control.set("computed", preset_of(given));
       controls.push(std::move(control));
     }
     Json transfer = Json::object();
     transfer.set("controls", std::move(controls))
         .set("attention", t.weights.empty() ? "joint" : "weighted")
+        .set("emphasize_control_in_prompt", request.transfer->emphasize_control_in_prompt)
+        .set("chunk_noise", request.transfer->chunk_noise)
         .set("control_guidance", t.control_guidance)
         .set("chunk", t.chunk)
         .set("chunks", t.chunks)

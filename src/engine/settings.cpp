@@ -15,7 +15,7 @@ namespace orrery {
 namespace {
 
 constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189, kDefaultSteps = 35;
-constexpr double kDefaultGuidance = 6.0;
+constexpr double kDefaultGuidance = 6.0, kDefaultFps = 24;
 constexpr int64_t kMaxSide = 16384, kMaxFrames = 5000, kMaxSteps = 1000, kMaxChunk = 1024;
 
 bool blank(const std::string& text) {
@@ -205,14 +205,17 @@ void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settin
   std::string positive, negative;
   if (s.transfer) {
     if (request.use_system_prompt.value_or(true)) system = SystemPrompt::transfer;
-    positive = request.prompt;  // as written, no templates
+    // As written, no templates.
+    positive = request.transfer->emphasize_control_in_prompt
+                   ? emphasized_text(request.prompt, s.transfer->hints)
+                   : request.prompt;
     negative = request.negative_prompt;
   } else if (s.action) {
     ActionCaption caption;
     caption.prompt = request.prompt;
     caption.view_point = request.action->view_point;
     caption.chunk_size = s.action->chunk;
-    caption.fps = request.fps;
+    caption.fps = s.fps;
     caption.canvas_height = s.canvas_height;
     caption.canvas_width = s.canvas_width;
     positive = action_text(caption);
@@ -222,7 +225,7 @@ void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settin
     templates.num_frames = s.requested_frames;
     templates.height = s.height;
     templates.width = s.width;
-    templates.fps = request.fps;
+    templates.fps = s.fps;
     templates.duration_template = request.add_duration_template;
     templates.resolution_template = request.add_resolution_template;
     positive = positive_text(request.prompt, templates);
@@ -277,12 +280,14 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
 
 Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   Settings s;
-  require(std::isfinite(request.fps) && request.fps > 0, "fps must be a positive number, got ", request.fps);
-  require(request.fps <= 1000, "fps is ", request.fps, "; the limit is 1000");
+  s.fps = request.fps.value_or(request.transfer ? transfer_fps(request) : kDefaultFps);
+  require(std::isfinite(s.fps) && s.fps > 0, "fps must be a positive number, got ", s.fps);
+  require(s.fps <= 1000, "fps is ", s.fps, "; the limit is 1000");
+  require(request.video_fit == "stretch" || request.video_fit == "cover", "video_fit is \"", request.video_fit,
+          "\"; it is stretch or cover");
   require(request.rng == "cpu" || request.rng == "cuda", "rng is \"", request.rng, "\"; it is cpu or cuda");
   require(request.noise_dtype == "fp32" || request.noise_dtype == "bf16", "noise_dtype is \"",
           request.noise_dtype, "\"; it is fp32 or bf16");
-  s.fps = request.fps;
   s.seed = request.seed;
   if (request.transfer) resolve_transfer(request, checkpoint, s);
   else if (request.action) resolve_action(request, checkpoint, s);
@@ -291,8 +296,8 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
     require(checkpoint.transformer.sound_gen,
             "enable_sound: this checkpoint makes no sound (sound_gen is false in transformer/config.json)");
     require(checkpoint.sound.has_value(), "enable_sound: this checkpoint has no sound_tokenizer folder");
-    s.sound_frames = checkpoint.sound->latent_frames(s.requested_frames, request.fps);
-    require(s.sound_frames > 0, "enable_sound: ", s.requested_frames, " frames at ", request.fps,
+    s.sound_frames = checkpoint.sound->latent_frames(s.requested_frames, s.fps);
+    require(s.sound_frames > 0, "enable_sound: ", s.requested_frames, " frames at ", s.fps,
             " fps last less than one sample");
   }
   if (request.latents) {
@@ -308,9 +313,18 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   return s;
 }
 
+namespace {
+
 Image to_image(const Frames& frames, int64_t index) {
   const uint8_t* begin = frames.frame(index);
   return {frames.height, frames.width, {begin, begin + frames.height * frames.width * 3}};
+}
+
+}  // namespace
+
+Image fitted(const Frames& frames, int64_t index, const std::string& fit, const Settings& s) {
+  const Image image = to_image(frames, index);
+  return fit == "cover" ? cover_8bit(image, s.height, s.width) : resize_8bit(image, s.height, s.width);
 }
 
 std::vector<float> conditioning_pixels(const Request& request, const Settings& s) {
@@ -330,7 +344,7 @@ std::vector<float> conditioning_pixels(const Request& request, const Settings& s
   std::vector<float> pixels(static_cast<size_t>(3 * frames * plane));
   std::vector<float> frame;
   for (int64_t i = 0; i < frames; ++i) {
-    if (i < kept) frame = condition_frame(to_image(source, first + i), s.height, s.width);
+    if (i < kept) frame = normalized(fitted(source, first + i, request.video_fit, s));
     for (int64_t c = 0; c < 3; ++c) {
       std::copy_n(frame.begin() + c * plane, plane, pixels.begin() + (c * frames + i) * plane);
     }

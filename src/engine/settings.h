@@ -66,6 +66,7 @@ struct TransferSettings {
   int64_t chunks = 1;
   int64_t first_conditional = 0;        // frames of the given video that the first chunk keeps
   int64_t conditional = 0;              // frames that later chunks take over
+  bool reseeds = false;                 // chunk c draws from seed + c
   bool amplifies() const { return control_guidance != 1.0; }
 };
 
@@ -98,7 +99,8 @@ struct Settings {
 
 Settings resolve(const Request& request, const Checkpoint& checkpoint);
 
-Image to_image(const Frames& frames, int64_t index);
+// A frame of a conditioning clip at the size that comes out, by the request's video_fit.
+Image fitted(const Frames& frames, int64_t index, const std::string& fit, const Settings& settings);
 
 // `value` when it is a size the VAE can make, else Error naming the nearest one.
 int64_t checked_side(const char* name, int64_t value, int64_t factor);

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <functional>
+#include <future>
+#include <map>
 #include <string_view>
 
 #include "base/error.h"
+#include "io/control_maps.h"
 
 namespace orrery {
 
@@ -22,7 +27,7 @@ constexpr std::array<Hint, 5> kHints{{{"edge", {3, 1.5}},
                                       {"blur", {3, 1.5}},
                                       {"depth", {3, 1.5}},
                                       {"seg", {3, 2}},
-                                      {"wsm", {1, 3}}}};
+                                      {"wsm", {1, 3, 10, 101}}}};
 
 const Hint* find_hint(std::string_view name) {
   const auto it = std::find_if(kHints.begin(), kHints.end(),
@@ -38,14 +43,38 @@ TimestepInterval checked_interval(const std::optional<TimestepInterval>& given, 
   return *given;
 }
 
-// Every control in the reference's order, known, once, and not empty.
-void resolve_controls(const TransferRequest& transfer, TransferSettings& out) {
+// The control that is made of a frame.
+Image computed(const Control& control, const Image& frame) {
+  const std::string preset = preset_of(control);
+  if (control.hint == "edge") return edge_map(frame, edge_preset(preset));
+  return blur_map(frame, blur_preset(preset));
+}
+
+// Of a control without a video of its own.
+void check_computed(const Request& request, const Control& control) {
+  const bool is_edge = control.hint == "edge";
+  require(is_edge || control.hint == "blur", "control ", control.hint,
+          " needs a video of its own: only edge and blur can be computed from the input video");
+  require(request.video && request.video->count > 0, "control ", control.hint,
+          " has no video, and there is no input video to compute it from");
+  if (is_edge)
+    edge_preset(preset_of(control));
+  else
+    blur_preset(preset_of(control));
+}
+
+// Every control in the reference's order, known, once, and with frames.
+void resolve_controls(const Request& request, TransferSettings& out) {
+  const TransferRequest& transfer = *request.transfer;
   require(!transfer.controls.empty(),
           "transfer needs at least one control video (--control HINT=FILE)");
   for (const Control& control : transfer.controls) {
     require(find_hint(control.hint) != nullptr, "control \"", control.hint,
             "\" is not known; it is edge, blur, depth, seg or wsm");
-    require(control.video.count > 0, "the control video for ", control.hint, " has no frames");
+    if (control.video.count == 0) check_computed(request, control);
+    require(control.video.count == 0 || !control.preset, "control ", control.hint,
+            " has a preset and a video of its own; a preset says how it is computed from the input "
+            "video");
   }
   for (const Hint& hint : kHints) {
     for (size_t i = 0; i < transfer.controls.size(); ++i) {
@@ -86,6 +115,11 @@ TransferDefaults transfer_defaults(const TransferRequest& transfer) {
   return hint != nullptr ? hint->defaults : TransferDefaults{};
 }
 
+double transfer_fps(const Request& request) {
+  if (request.video && request.video->fps > 0) return request.video->fps;
+  return transfer_defaults(*request.transfer).fps;
+}
+
 ChunkPlan plan_chunks(int64_t total, int64_t wanted, int64_t overlap, int64_t temporal) {
   require(total >= 1 && wanted >= 1, "transfer: ", total, " frames in chunks of ", wanted);
   ChunkPlan plan;
@@ -122,20 +156,53 @@ std::vector<int64_t> control_frames(const Settings& s, int64_t length, int64_t i
   return window;
 }
 
-std::vector<float> control_pixels(const Frames& control, const Settings& s, int64_t index) {
-  const std::vector<int64_t> frames = control_frames(s, control.count, index);
+std::string preset_of(const Control& control) { return control.preset.value_or("medium"); }
+
+const Frames& control_source(const Request& request, const Control& control) {
+  return control.video.count > 0 ? control.video : request.video.value();
+}
+
+namespace {
+
+// body(0) to body(count - 1), each on one of up to `threads` threads.
+void in_parallel(size_t count, int threads, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i; (i = next++) < count;) body(i);
+  };
+  std::vector<std::future<void>> helpers;
+  for (int i = 1; i < threads && static_cast<size_t>(i) < count; ++i) {
+    helpers.push_back(std::async(std::launch::async, work));
+  }
+  work();
+  for (auto& helper : helpers) helper.get();
+}
+
+}  // namespace
+
+std::vector<float> control_pixels(const Request& request, const Settings& s, size_t which,
+                                  int64_t index, int threads) {
+  const Control& control = request.transfer->controls[s.transfer->order[which]];
+  const Frames& source = control_source(request, control);
+  const std::vector<int64_t> frames = control_frames(s, source.count, index);
   const auto count = static_cast<int64_t>(frames.size());
   const int64_t plane = s.height * s.width;
-  std::vector<float> pixels(static_cast<size_t>(3 * count * plane)), frame;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto at = static_cast<size_t>(i);
-    if (i == 0 || frames[at] != frames[at - 1]) {
-      frame = condition_frame(to_image(control, frames[at]), s.height, s.width);
+  std::vector<float> pixels(static_cast<size_t>(3 * count * plane));
+  // A frame that stands in several places is made once.
+  std::map<int64_t, std::vector<int64_t>> places;
+  for (int64_t i = 0; i < count; ++i) places[frames[static_cast<size_t>(i)]].push_back(i);
+  const std::vector<std::pair<int64_t, std::vector<int64_t>>> work(places.begin(), places.end());
+  in_parallel(work.size(), threads, [&](size_t item) {
+    const auto& [frame, stands_at] = work[item];
+    Image image = fitted(source, frame, request.video_fit, s);
+    if (control.video.count == 0) image = computed(control, image);
+    const std::vector<float> planes = normalized(image);
+    for (const int64_t i : stands_at) {
+      for (int64_t c = 0; c < 3; ++c) {
+        std::copy_n(planes.begin() + c * plane, plane, pixels.begin() + (c * count + i) * plane);
+      }
     }
-    for (int64_t c = 0; c < 3; ++c) {
-      std::copy_n(frame.begin() + c * plane, plane, pixels.begin() + (c * count + i) * plane);
-    }
-  }
+  });
   return pixels;
 }
 
@@ -169,17 +236,20 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
   require(!request.enable_sound, "transfer makes no sound; leave enable_sound out");
   require(!request.image, "transfer takes its first frames from a video, not from an image");
   TransferSettings out;
-  resolve_controls(transfer, out);
+  resolve_controls(request, out);
   resolve_weights(transfer, out);
   out.control_guidance = transfer.control_guidance.value_or(
       checkpoint.folder.is_distilled() ? 1.0 : transfer_defaults(transfer).control_guidance);
   require(std::isfinite(out.control_guidance) && std::abs(out.control_guidance) <= 1e4,
           "control_guidance is ", out.control_guidance, "; it must be a number of at most 10000");
+  require(transfer.chunk_noise == "continue" || transfer.chunk_noise == "reseed",
+          "chunk_noise is \"", transfer.chunk_noise, "\"; it is continue or reseed");
+  out.reseeds = transfer.chunk_noise == "reseed";
   out.guidance_interval = checked_interval(transfer.guidance_interval, "guidance_interval");
   out.control_guidance_interval =
       checked_interval(transfer.control_guidance_interval, "control_guidance_interval");
 
-  const int64_t available = transfer.controls[out.order.front()].video.count;
+  const int64_t available = control_source(request, transfer.controls[out.order.front()]).count;
   require(!request.num_frames || *request.num_frames >= 1, "num_frames must be at least 1, got ",
           *request.num_frames);
   s.frames = std::min(available, request.num_frames.value_or(available));
@@ -195,7 +265,9 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
       checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
   s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
 
-  const int64_t wanted = transfer.num_video_frames_per_chunk.value_or(s.frames);
+  const int64_t most = transfer_defaults(transfer).chunk;
+  const int64_t wanted =
+      transfer.num_video_frames_per_chunk.value_or(most > 0 ? std::min(most, s.frames) : s.frames);
   require(wanted >= 1, "num_video_frames_per_chunk must be at least 1, got ", wanted);
   require(wanted <= kMaxFrames, "num_video_frames_per_chunk is ", wanted, "; the limit is ",
           kMaxFrames);
@@ -209,9 +281,12 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
   require(first >= 0, "num_first_chunk_conditional_frames must not be negative, got ", first);
   require(first == 0 || request.video, "num_first_chunk_conditional_frames is ", first,
           ", but there is no video to take them from");
-  require(first > 0 || !request.video,
-          "the video would have no effect: num_first_chunk_conditional_frames says how many of its "
-          "frames are kept");
+  const bool is_source =
+      std::any_of(transfer.controls.begin(), transfer.controls.end(),
+                  [](const Control& control) { return control.video.count == 0; });
+  require(first > 0 || is_source || !request.video,
+          "the video would have no effect: no control is computed from it, and "
+          "num_first_chunk_conditional_frames says how many of its frames are kept");
   require(!request.video || request.condition_video_keep == "first",
           "transfer keeps the first frames of a video; condition_video_keep cannot be \"",
           request.condition_video_keep, "\"");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/settings.h"
@@ -14,8 +15,17 @@ namespace orrery {
 struct TransferDefaults {
   double guidance = 3;
   double control_guidance = 1.5;
+  double fps = 24;
+  int64_t chunk = 0;  // frames made at once; 0: all
 };
 TransferDefaults transfer_defaults(const TransferRequest& transfer);
+// Frames a second when the request names none.
+double transfer_fps(const Request& request);
+
+// What a control is read or computed from.
+const Frames& control_source(const Request& request, const Control& control);
+// How a control without a video of its own is computed.
+std::string preset_of(const Control& control);
 
 void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Settings& settings);
 
@@ -33,8 +43,10 @@ std::vector<int64_t> back_and_forth(int64_t length, int64_t padded);
 
 // The frames of control `hint` that chunk `index` sees.
 std::vector<int64_t> control_frames(const Settings& settings, int64_t length, int64_t index);
-// The same as the VAE reads them, planar [3, chunk, height, width] in [-1, 1].
-std::vector<float> control_pixels(const Frames& control, const Settings& settings, int64_t index);
+// The same as the VAE reads them, planar [3, chunk, height, width] in [-1, 1]: those of the control
+// that is `which` in the settings' order. On `threads` threads.
+std::vector<float> control_pixels(const Request& request, const Settings& settings, size_t which,
+                                  int64_t index, int threads);
 
 // With `frames` pixel frames fixed at the start of `latent_frames`.
 Conditioning condition_first(int64_t frames, int64_t latent_frames, const VaeConfig& vae);

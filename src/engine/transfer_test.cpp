@@ -6,6 +6,7 @@
 #include <array>
 
 #include "expect_error.h"
+#include "io/control_maps.h"
 
 namespace orrery {
 namespace {
@@ -101,7 +102,7 @@ TEST(TransferChunks, WindowsOfTheControl) {
   request.num_frames = 3;
   EXPECT_EQ(control_frames(resolved(request), 40, 0), (Indexes{0, 1, 2, 2, 1}));
   // Pixels: the clip's frame i is i everywhere.
-  const std::vector<float> pixels = control_pixels(request.transfer->controls[0].video, s, 3);
+  const std::vector<float> pixels = control_pixels(request, s, 0, 3, 2);
   ASSERT_EQ(pixels.size(), 3u * 5 * 16 * 32);
   for (size_t frame = 0; frame < 5; ++frame) {
     const double want = std::array{9, 10, 11, 11, 10}[frame] / 127.5 - 1;
@@ -183,6 +184,70 @@ TEST(Transfer, DefaultsComeWithTheHint) {
   EXPECT_EQ(of("wsm").guidance, 1);
   EXPECT_EQ(of("wsm").control_guidance, 3);
   EXPECT_EQ(resolved(request_with({{"seg", clip(5), {}}})).transfer->control_guidance, 2);
+  // wsm alone: chunks of 101 frames at 10 a second.
+  const Request wsm = request_with({{"wsm", clip(150), {}}});
+  EXPECT_EQ(transfer_fps(wsm), 10);
+  EXPECT_EQ(resolved(wsm).transfer->chunk, 101);
+  EXPECT_EQ(resolved(wsm).transfer->chunks, 2);
+  EXPECT_EQ(resolved(request_with({{"wsm", clip(9), {}}})).transfer->chunk, 9);
+  Request other = request_with({{"edge", clip(150), {}}});
+  EXPECT_EQ(transfer_fps(other), 24);
+  EXPECT_EQ(resolved(other).transfer->chunks, 1);
+  // A clip keeps the pace of the one it is made from.
+  other.video = clip(5);
+  other.video->fps = 30;
+  EXPECT_EQ(transfer_fps(other), 30);
+}
+
+// A computed control is that of the frame as it enters the model: at its size.
+TEST(Transfer, ControlsComputedFromTheVideo) {
+  Request request = request_with({{"edge", {}, {}}, {"blur", {}, {}, "very_low"}});
+  // Black, the right half white: 32 x 16 becomes 64 x 32.
+  Frames halves{2, 16, 32, {}};
+  for (int64_t i = 0; i < 2 * 16 * 32; ++i) {
+    halves.rgb.insert(halves.rgb.end(), 3, i % 32 < 16 ? 0 : 255);
+  }
+  request.video = halves;
+  request.height = 32;
+  request.width = 64;
+  const Settings s = resolved(request);
+  const Image frame =
+      resize_8bit({16, 32, {halves.rgb.begin(), halves.rgb.begin() + 16 * 32 * 3}}, 32, 64);
+  const std::vector<float> edges = normalized(edge_map(frame, {100, 200}));
+  const std::vector<float> blurred = normalized(blur_map(frame, blur_preset("very_low")));
+  const std::vector<float> got_edges = control_pixels(request, s, 0, 0, 2);
+  const std::vector<float> got_blurred = control_pixels(request, s, 1, 0, 1);
+  const int64_t frames = s.transfer->chunk, plane = 32 * 64;
+  ASSERT_EQ(frames, 5);
+  ASSERT_EQ(std::ssize(got_edges), 3 * frames * plane);
+  for (int64_t t = 0; t < frames; ++t) {
+    for (int64_t i = 0; i < plane; ++i) {
+      ASSERT_EQ(got_edges[size_t(t * plane + i)], edges[size_t(i)]) << t << " " << i;
+      ASSERT_EQ(got_blurred[size_t(t * plane + i)], blurred[size_t(i)]) << t << " " << i;
+    }
+  }
+  // One line where the halves meet, and nothing else.
+  EXPECT_EQ(std::count(edges.begin(), edges.begin() + plane, 1.0f), 32);
+  EXPECT_EQ(std::count(edges.begin(), edges.begin() + plane, -1.0f), plane - 32);
+}
+
+// As NVIDIA's framework takes in videos of another shape: scaled to cover, the middle kept.
+TEST(Transfer, ControlsCoverTheFrameWhenAsked) {
+  Request request = request_with({{"depth", clip(1, 32, 32), {}}});  // to 32 x 16
+  Frames& video = request.transfer->controls[0].video;
+  for (int64_t i = 0; i < 32 * 32; ++i) {
+    std::fill_n(video.rgb.begin() + i * 3, 3, static_cast<uint8_t>(i / 32 * 8));
+  }
+  request.video_fit = "cover";
+  const std::vector<float> covered = control_pixels(request, resolved(request), 0, 0, 1);
+  request.video_fit = "stretch";
+  const std::vector<float> stretched = control_pixels(request, resolved(request), 0, 0, 1);
+  for (int64_t y = 0; y < 16; ++y) {
+    EXPECT_NEAR(covered[size_t(y * 32)], double((y + 8) * 8) / 127.5 - 1, 1e-6);
+    // Between rows 2 y and 2 y + 1, as all that the filter sees rises evenly.
+    if (y == 0 || y == 15) continue;
+    EXPECT_NEAR(stretched[size_t(y * 32)], (16.0 * double(y) + 4) / 127.5 - 1, 1e-6);
+  }
 }
 
 TEST(Transfer, RefusesContradictions) {
@@ -192,7 +257,16 @@ TEST(Transfer, RefusesContradictions) {
   refused(request_with({}), "at least one control");
   refused(request_with({{"edges", clip(5), {}}}), "\"edges\" is not known");
   refused(request_with({{"edge", clip(5), {}}, {"edge", clip(5), {}}}), "given twice");
-  refused(request_with({{"edge", clip(0), {}}}), "no frames");
+  // Without a video of its own, or one to compute it from.
+  refused(request_with({{"edge", clip(0), {}}}), "no input video to compute it from");
+  refused(request_with({{"depth", {}, {}}}), "only edge and blur can be computed");
+  Request computed = request_with({{"blur", {}, {}}});
+  computed.video = clip(5);
+  EXPECT_EQ(resolved(computed).frames, 5);
+  computed.transfer->controls[0].preset = "strong";
+  refused(computed, "preset_blur_strength \"strong\"");
+  computed.transfer->controls[0] = {"edge", clip(5), {}, "low"};
+  refused(computed, "a preset and a video of its own");
   // B44.
   refused(request_with({{"edge", clip(5), 0.0}, {"seg", clip(5), 0.0}}), "sum to 0");
   refused(request_with({{"edge", clip(5), 0.0}}), "sum to 0");
@@ -227,6 +301,9 @@ TEST(Transfer, RefusesContradictions) {
   request = request_with({{"edge", clip(5), {}}});
   request.transfer->guidance_interval = TimestepInterval{700, 400};
   refused(request, "[700, 400]");
+  request = request_with({{"edge", clip(5), {}}});
+  request.transfer->chunk_noise = "new";
+  refused(request, "continue or reseed");
   request = request_with({{"edge", clip(20), {}}});
   request.transfer->num_video_frames_per_chunk = 5;
   request.latents = FloatTensor{};

@@ -124,7 +124,17 @@ void require_image(const Image& image) {
           " bytes is not an RGB picture");
 }
 
-float unit_range(float level) { return 2 * (level / 255) - 1; }
+// Planar, each level mapped.
+template <typename Map>
+std::vector<float> to_planes(const Image& image, const Map& map) {
+  std::vector<float> out;
+  out.reserve(image.rgb.size());
+  for (int64_t c = 0; c < kChannels; ++c) {
+    for (size_t i = size_t(c); i < image.rgb.size(); i += kChannels)
+      out.push_back(map(image.rgb[i]));
+  }
+  return out;
+}
 
 // The canvas (height, width) of a tier whose shape is nearest; the first listed on ties.
 std::array<int64_t, 2> closest_canvas(int64_t tier, double ratio) {
@@ -182,7 +192,7 @@ std::vector<float> resize_float(std::span<const float> planes, int64_t channels,
   return out;
 }
 
-std::vector<float> condition_image(const Image& image, int64_t height, int64_t width) {
+Image cover_8bit(const Image& image, int64_t height, int64_t width) {
   require_image(image);
   require_size(height, width);
   const double scale =
@@ -200,29 +210,31 @@ std::vector<float> condition_image(const Image& image, int64_t height, int64_t w
                                                   covered_height, covered_width, Filter::triangle);
   const int64_t top = int64_t(std::nearbyint(double(covered_height - height) / 2));
   const int64_t left = int64_t(std::nearbyint(double(covered_width - width) / 2));
-  std::vector<float> out;
-  out.reserve(size_t(kChannels * height * width));
-  for (int64_t c = 0; c < kChannels; ++c) {
-    for (int64_t y = 0; y < height; ++y) {
-      const float* row = covered.data() + (c * covered_height + top + y) * covered_width + left;
-      for (int64_t x = 0; x < width; ++x) {
-        out.push_back(std::clamp(std::nearbyint(row[x]), 0.0f, 255.0f) / 127.5f - 1);
+  Image out{height, width, {}};
+  out.rgb.reserve(size_t(kChannels * height * width));
+  for (int64_t y = 0; y < height; ++y) {
+    for (int64_t x = 0; x < width; ++x) {
+      for (int64_t c = 0; c < kChannels; ++c) {
+        const int64_t at = (c * covered_height + top + y) * covered_width + left + x;
+        const float level = std::nearbyint(covered[size_t(at)]);
+        out.rgb.push_back(static_cast<uint8_t>(std::clamp(level, 0.0f, 255.0f)));
       }
     }
   }
   return out;
 }
 
+std::vector<float> condition_image(const Image& image, int64_t height, int64_t width) {
+  return to_planes(cover_8bit(image, height, width),
+                   [](float level) { return level / 127.5f - 1; });
+}
+
+std::vector<float> normalized(const Image& image) {
+  return to_planes(image, [](float level) { return 2 * (level / 255) - 1; });
+}
+
 std::vector<float> condition_frame(const Image& frame, int64_t height, int64_t width) {
-  const Image resized = resize_8bit(frame, height, width);
-  std::vector<float> out;
-  out.reserve(resized.rgb.size());
-  for (int64_t c = 0; c < kChannels; ++c) {
-    for (int64_t i = 0; i < height * width; ++i) {
-      out.push_back(unit_range(resized.rgb[size_t(i * kChannels + c)]));
-    }
-  }
-  return out;
+  return normalized(resize_8bit(frame, height, width));
 }
 
 ActionGeometry action_geometry(int64_t tier, int64_t h, int64_t w) {

@@ -19,12 +19,16 @@ Image resize_8bit(const Image& image, int64_t height, int64_t width);
 std::vector<float> resize_float(std::span<const float> planes, int64_t channels, int64_t h,
                                 int64_t w, int64_t height, int64_t width, Filter filter);
 
-// Conditioning image (6.1): cover, centre crop, round to 8 bits, to [-1, 1]. Planar [3, height,
-// width].
+// Scaled to cover the frame by the triangle filter, cropped at the centre, rounded to 8 bits.
+Image cover_8bit(const Image& image, int64_t height, int64_t width);
+
+// Conditioning image (6.1): cover_8bit(), to [-1, 1]. Planar [3, height, width].
 std::vector<float> condition_image(const Image& image, int64_t height, int64_t width);
 
 // Conditioning video frame (6.2): stretched by resize_8bit, to [-1, 1]. Planar [3, height, width].
 std::vector<float> condition_frame(const Image& frame, int64_t height, int64_t width);
+// Levels as the VAE reads them: planar, in [-1, 1].
+std::vector<float> normalized(const Image& image);
 
 // Action canvas (6.3): where frames of h x w land. h and w are rounded down to multiples of 16
 // first.

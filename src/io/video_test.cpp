@@ -308,6 +308,9 @@ TEST(RequireVideoOutput, SaysBeforehandWhatCannotBeWritten) {  // B91
     require_video_output(folder.path() / name);
   }
   EXPECT_FALSE(is_video_extension("a.png"));
+  require_video_output(folder.path() / "a.mp4", 48000);
+  expect_error(ErrorKind::invalid_argument, {"a.mp4", "12345 samples per second"},
+               [&] { require_video_output(folder.path() / "a.mp4", 12345); });
   expect_error(ErrorKind::unsupported, {"a.avi", ".mp4"},
                [&] { require_video_output(folder.path() / "a.avi"); });
   expect_error(ErrorKind::not_found, {"absent"},
@@ -404,6 +407,32 @@ TEST(ReadVideo, VariableRateKeepsItsPace) {
 TEST(ReadVideo, OneFrame) {
   const Video video = read_video(kMedia / "one_frame.mkv");
   EXPECT_EQ(centres(video), (std::vector<int>{0}));
+}
+
+TEST(ReadVideo, Gif) {
+  const Video video = read_video(kMedia / "moving.gif");
+  EXPECT_EQ(video.fps, 10);
+  ASSERT_EQ(video.frames.size(), 3u);
+  expect_corners(video, kUpright, 8);  // web palette
+}
+
+// A container whose video stream is there but was never given a frame.
+TEST(ReadVideo, NoFrames) {
+  const ScratchFolder folder;
+  const auto file = folder.path() / "none.avi";
+  AVFormatContext* format = nullptr;
+  ASSERT_GE(avformat_alloc_output_context2(&format, nullptr, "avi", file.c_str()), 0);
+  AVStream* stream = avformat_new_stream(format, nullptr);
+  stream->codecpar->codec_type = AVMEDIA_TYPE_VIDEO;
+  stream->codecpar->codec_id = AV_CODEC_ID_MPEG4;
+  stream->codecpar->width = 64;
+  stream->codecpar->height = 48;
+  ASSERT_GE(avio_open(&format->pb, file.c_str(), AVIO_FLAG_WRITE), 0);
+  ASSERT_GE(avformat_write_header(format, nullptr), 0);
+  ASSERT_GE(av_write_trailer(format), 0);
+  avio_closep(&format->pb);
+  avformat_free_context(format);
+  expect_error(ErrorKind::corrupt, {"none.avi", "no frames"}, [&] { read_video(file); });
 }
 
 TEST(ReadVideo, WithoutPictures) {

@@ -76,6 +76,14 @@ AVRational exact_rate(double fps) {
   return av_d2q(fps, 1001000);
 }
 
+void require_rate(const Container& container, int sample_rate, const std::string& name) {
+  const int* rates = avcodec_find_encoder_by_name(container.audio_encoder)->supported_samplerates;
+  const int* end = rates;
+  while (end && *end != 0) ++end;
+  require(!rates || std::find(rates, end, sample_rate) != end, name, ": ", container.audio_encoder,
+          " cannot write sound of ", sample_rate, " samples per second; 48000 always works");
+}
+
 // Tags that MP4 and MOV have places for; others need the freely named kind, which fewer players
 // show.
 bool is_itunes_tag(const std::string& key) {
@@ -213,12 +221,7 @@ void VideoWriter::State::open_video() {
 
 void VideoWriter::State::open_audio() {
   audio = new_encoder(container.audio_encoder);
-  const int* rates = audio->codec->supported_samplerates;
-  const int* end = rates;
-  while (end && *end != 0) ++end;
-  require(!rates || std::find(rates, end, options.sample_rate) != end, name(), ": ",
-          container.audio_encoder, " cannot write sound of ", options.sample_rate,
-          " samples per second; 48000 always works");
+  require_rate(container, options.sample_rate, name());
   audio->sample_fmt = container.samples;
   audio->sample_rate = options.sample_rate;
   audio->time_base = {1, options.sample_rate};
@@ -385,8 +388,9 @@ bool is_video_extension(const std::filesystem::path& file) {
   return find_container(file) != nullptr;
 }
 
-void require_video_output(const std::filesystem::path& file) {
-  require_container(file);
+void require_video_output(const std::filesystem::path& file, int sample_rate) {
+  const Container& container = require_container(file);
+  if (sample_rate > 0) require_rate(container, sample_rate, file.string());
   OutputFile probe(file);
 }
 

@@ -114,6 +114,17 @@ std::string negative_text(std::string_view prompt, const PromptSettings& setting
   return with_sentences(prompt, settings, true);
 }
 
+std::string emphasized_text(std::string_view prompt, const std::vector<std::string>& hints) {
+  std::string names;
+  for (const std::string& hint : hints) names += (names.empty() ? "" : ", ") + hint;
+  const size_t last = prompt.find_last_not_of(" \t\n\r\v\f");
+  return concat(
+      prompt.substr(0, last == std::string_view::npos ? 0 : last + 1), " Follow the ", names,
+      " control video precisely: shape, contour, silhouette, position, and motion of every "
+      "visible structure must align with the ",
+      names, " signal at every frame.");
+}
+
 std::string action_text(const ActionCaption& caption) {
   require(std::isfinite(caption.fps), "fps: ", caption.fps,
           " is not a number of frames per second");

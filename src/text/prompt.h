@@ -29,6 +29,9 @@ struct PromptSettings {
 std::string positive_text(std::string_view prompt, const PromptSettings& settings);
 std::string negative_text(std::string_view prompt, const PromptSettings& settings);
 
+// Section 4.1: a prompt that asks to follow the controls of these hints.
+std::string emphasized_text(std::string_view prompt, const std::vector<std::string>& hints);
+
 // Section 4.4: the JSON caption of an action run, byte for byte as Python's json.dumps.
 struct ActionCaption {
   std::string prompt;

@@ -171,6 +171,15 @@ TEST_F(GuardedRun, WithoutOneItIsSkippedAndSaysSo) {
   EXPECT_NE(outcome.err.find("the licence of this model asks for one"), std::string::npos)
       << outcome.err;
   expect_recorded("skipped: none configured");
+
+  // Switched off by the public entry point's flags: recorded as that, and no reminder.
+  for (const char* flag : {"--no-safety-check", "--disable-safety-checker"}) {
+    const e2e::Outcome off = generate(asking.path().string(), {flag});
+    ASSERT_EQ(off.status, 0) << off.err;
+    EXPECT_EQ(off.err.find("licence"), std::string::npos) << off.err;
+    expect_recorded("skipped: switched off");
+  }
+  EXPECT_EQ(generate(e2e::pico(), {"--no-safety-check", "--guardrail", "true"}).status, 2);
 }
 
 TEST_F(GuardedRun, BlockedOrBrokenWritesNothing) {

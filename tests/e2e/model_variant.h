@@ -1,5 +1,5 @@
-// Model folders made from the shipped checkpoint by changing a few of its files; the rest are
-// links.
+// Model folders made from the shipped checkpoint, or another one, by changing a few of its files;
+// the rest are links.
 #pragma once
 
 #include <filesystem>
@@ -14,10 +14,10 @@ namespace orrery::e2e {
 
 class ModelVariant {
  public:
-  ModelVariant() {
+  explicit ModelVariant(const std::string& model = pico()) {
     namespace fs = std::filesystem;
-    for (const auto& entry : fs::recursive_directory_iterator(pico())) {
-      const fs::path to = path() / fs::relative(entry.path(), pico());
+    for (const auto& entry : fs::recursive_directory_iterator(model)) {
+      const fs::path to = path() / fs::relative(entry.path(), model);
       if (entry.is_directory())
         fs::create_directories(to);
       else

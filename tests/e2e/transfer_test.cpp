@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "expect_error.h"
+#include "io/control_maps.h"
 #include "io/video.h"
 #include "orrery/engine.h"
 #include "process.h"
@@ -167,6 +168,64 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   EXPECT_EQ(engine().generate(apart).frames.count, 12);
 }
 
+// Pipeline specification 9.4: a control computed from the video is the one that could have been
+// given.
+TEST_F(TransferRun, ControlsAreComputedFromTheVideo) {
+  const Frames source = square(5, 4);
+  Frames edges = source;
+  edges.rgb.clear();
+  for (int64_t t = 0; t < source.count; ++t) {
+    const uint8_t* frame = source.frame(t);
+    const Image map = edge_map({64, 64, {frame, frame + 64 * 64 * 3}}, edge_preset("low"));
+    edges.rgb.insert(edges.rgb.end(), map.rgb.begin(), map.rgb.end());
+  }
+  Request computed = steered({{"edge", {}, {}, "low"}});
+  computed.video = source;
+  EXPECT_EQ(latents(computed), latents(steered({{"edge", edges}})));
+  // Another kind of control is another result, and so is the video's own first frame.
+  Request blurred = steered({{"blur", {}}});
+  blurred.video = source;
+  EXPECT_GT(distance(latents(blurred), latents(computed)), 1e-4);
+  Request kept = computed;
+  kept.transfer->num_first_chunk_conditional_frames = 1;
+  EXPECT_GT(distance(latents(kept), latents(computed)), 1e-4);
+}
+
+// Chunk c of a reseeded run is drawn from seed + c: where nothing is carried over, it is the first
+// chunk of a run with that seed.
+TEST_F(TransferRun, ChunksAreReseededWhenAsked) {
+  Request request = steered({{"edge", square(10, 0)}});  // a picture that stands still
+  request.num_inference_steps = 1;
+  request.transfer->num_video_frames_per_chunk = 5;
+  request.transfer->num_conditional_frames = 0;
+  request.transfer->chunk_noise = "reseed";
+  const Frames both = engine().generate(request).frames;
+  ASSERT_EQ(both.count, 10);
+  request.transfer->chunk_noise = "continue";
+  const Frames running = engine().generate(request).frames;
+  const auto half = both.rgb.begin() + 5 * 64 * 64 * 3;
+  EXPECT_TRUE(std::equal(both.rgb.begin(), half, running.rgb.begin()));
+  EXPECT_NE(both.rgb, running.rgb);
+  request.num_frames = 5;
+  request.seed += 1;
+  const Frames second = engine().generate(request).frames;
+  ASSERT_EQ(second.count, 5);
+  EXPECT_TRUE(std::equal(half, both.rgb.end(), second.rgb.begin()));
+}
+
+TEST_F(TransferRun, TheDirectiveIsPartOfThePrompt) {
+  Request request = steered({{"seg", square(5, 2)}, {"edge", square(5, 4)}});
+  const std::vector<float> plain = latents(request);
+  request.transfer->emphasize_control_in_prompt = true;
+  const std::vector<float> asked = latents(request);
+  EXPECT_NE(asked, plain);
+  request.transfer->emphasize_control_in_prompt = false;
+  request.prompt +=
+      " Follow the edge, seg control video precisely: shape, contour, silhouette, position, and "
+      "motion of every visible structure must align with the edge, seg signal at every frame.";
+  EXPECT_EQ(latents(request), asked);
+}
+
 TEST_F(TransferRun, TheReportNamesEachPass) {
   Request request = steered({{"edge", square(5, 4), {}}, {"seg", square(5, 2), {}}});
   request.num_inference_steps = 1;
@@ -187,7 +246,7 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
   const auto file = [&](const char* name) { return (scratch.path() / name).string(); };
   VideoOptions options;
   options.height = options.width = 64;
-  options.fps = 24;
+  options.fps = 12;
   VideoWriter writer(file("edge.mp4"), options);
   const Frames frames = square(9, 4);
   for (int64_t i = 0; i < 9; ++i) writer.write(frames.frame(i));
@@ -235,10 +294,53 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
   EXPECT_EQ(transfer.at("num_first_chunk_conditional_frames").as_int(), 1);
   EXPECT_EQ(transfer.at("chunks").as_int(), 2);
 
+  EXPECT_EQ(Json::load(file("report.json")).at("settings").at("fps").as_double(), 12);
+
+  // Controls computed from the video, as the public code names them.
+  const e2e::Outcome computed =
+      with({"--control", "edge", "--control", "blur", "--video-path", file("edge.mp4"),
+            "--preset-edge-threshold", "high", "--emphasize-control-in-prompt", "--chunk-noise",
+            "reseed", "--video-fit", "cover", "--num-frames", "5"});
+  ASSERT_EQ(computed.status, 0) << computed.err;
+  const Json settings = Json::load(file("report.json")).at("settings");
+  EXPECT_EQ(settings.at("video_fit").as_string(), "cover");
+  EXPECT_EQ(settings.at("num_frames").as_int(), 5);
+  const Json how = settings.at("transfer");
+  EXPECT_EQ(how.at("controls").at(size_t{0}).at("computed").as_string(), "high");
+  EXPECT_EQ(how.at("controls").at(size_t{1}).at("computed").as_string(), "medium");
+  EXPECT_EQ(how.at("chunk_noise").as_string(), "reseed");
+  EXPECT_TRUE(how.at("emphasize_control_in_prompt").as_bool());
+
+  // What it needs is known beforehand: 9 frames are 3 latent ones of 2 x 2 tokens, each control as
+  // many again; the pass without controls is a third of it.
+  const auto plan = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{
+        "plan", e2e::pico(), "--height", "64", "--width", "64", "--num-inference-steps",
+        "1",    "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const e2e::Outcome outcome = e2e::run(arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return Json::parse(outcome.out, "plan");
+  };
+  const std::string given = "edge=" + file("edge.mp4");
+  EXPECT_EQ(plan({"--num-frames", "9"}).at("generation_tokens").as_int(), 12);
+  EXPECT_EQ(plan({"--control", given}).at("generation_tokens").as_int(), 24);
+  EXPECT_EQ(plan({"--control", given, "--control", "blur", "--video-path", file("edge.mp4")})
+                .at("generation_tokens")
+                .as_int(),
+            36);
+
   const std::string control = "edge=" + file("edge.mp4");
   const std::vector<std::pair<std::vector<std::string>, const char*>> refusals{
       {{"--control", "edges=" + file("edge.mp4")}, "\"edges\" is not known"},
       {{"--control", file("edge.mp4")}, "expected HINT=VALUE"},
+      {{"--control", "edge"}, "no input video to compute it from"},
+      {{"--control", "depth"}, "expected HINT=VALUE"},
+      {{"--control", control, "--preset-edge-threshold", "low"}, "a preset and a video of its own"},
+      {{"--control", control, "--preset-blur-strength", "low"}, "there is no --control blur"},
+      {{"--control", "edge", "--video-path", file("edge.mp4"), "--preset-edge-threshold", "strong"},
+       "preset_edge_threshold \"strong\""},
+      {{"--chunk-noise", "reseed"}, "without --control"},
       {{"--control", "edge=" + file("missing.mp4")}, "missing.mp4"},
       {{"--control", control, "--control-weight", "seg=1"}, "there is no --control seg"},
       {{"--control", control, "--control-weight", "edge=much"}, "is no number"},

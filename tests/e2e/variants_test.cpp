@@ -256,7 +256,7 @@ TEST_F(Edge, RunsEndToEnd) {
   expect_fixed(engine, request, {0});
 }
 
-// The extra norm is no decoration: other weights in it give another result.
+// B55: the extra norm is no decoration: other weights in it give another result.
 TEST_F(Edge, TextKeysAreNormedForGeneration) {
   Request request = small_request();
   request.num_inference_steps = 1;
@@ -276,8 +276,13 @@ TEST_F(Edge, TextKeysAreNormedForGeneration) {
   EXPECT_NE(Engine::open(model_.path()).generate(request).latents.values, before);
 }
 
-TEST_F(Edge, AMissingNormIsNamed) {
-  const Json config = Json::load(model_.path() / "transformer/config.json");
+// B55: the norm and the flag that speaks of it go together.
+TEST_F(Edge, AMissingOrSurplusNormIsNamed) {
+  Json config = Json::load(model_.path() / "transformer/config.json");
+  model_.write("transformer/config.json", Json(config).set("use_und_k_norm_for_gen", false).dump());
+  expect_error(ErrorKind::corrupt, {"layers.0.self_attn.k_norm_und_for_gen.weight"},
+               [&] { Engine::open(model_.path()); });
+  model_.write("transformer/config.json", config.dump());
   write_weights(config, "layers.2.self_attn.k_norm_und_for_gen.weight");
   expect_error(ErrorKind::corrupt, {"layers.2.self_attn.k_norm_und_for_gen.weight"},
                [&] { Engine::open(model_.path()); });
