@@ -1,5 +1,5 @@
 // The operations of the CPU backend at the shapes of the shipped model and of Cosmos3-Nano, against
-// the library's own large matrix product measured in the same process.
+// oneDNN's large matrix product measured in the same process.
 //
 //   ops_bench --benchmark_filter=conv
 //
@@ -119,7 +119,8 @@ void conv_bench(benchmark::State& state, const Conv& c) {
          timed(state, flops, [&] { backend().conv3d(out.view, x.view, w.view, bias.view, conv); }));
 }
 
-// The same convolution by oneDNN, in its own layout of choice (any) or channels last throughout.
+// The same convolution by one call of oneDNN on the whole image, in its own layout of choice (any)
+// or channels last throughout, without reordering activations into and out of it.
 void onednn_conv_bench(benchmark::State& state, const Conv& c, bool any_layout) {
   using dnnl::memory;
   const auto [kd, kh, kw] = c.kernel;

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cpu/gemm.h"
 #include "cpu/ops.h"
+#include "cpu/packed.h"
 
 namespace orrery::cpu {
 
@@ -99,7 +99,7 @@ struct Rows {
 // rows.out. `first_hidden(row)` is the first key the row does not see.
 template <typename Fn>
 void attend(const Kernels& kernels, const Packed& packed, int64_t head, const Stretch& stretch,
-            Rows& rows, std::span<const DepthSlice> slices, float scale, const Fn& first_hidden) {
+            Rows& rows, float scale, const Fn& first_hidden) {
   const Panels& panels = packed.key_panels;
   const int64_t step = panels.begin(1);
   const int64_t first = std::min(stretch.begin / step, panels.count() - 1);
@@ -107,7 +107,7 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
   const int64_t pitch = panels.begin(last - 1) + panels.width(last - 1) - panels.begin(first);
   const int64_t skipped = stretch.begin - panels.begin(first);
   multiply(kernels, rows.scores, pitch, rows.query.data(), rows.count, packed.key(head),
-           packed.depth, panels, first, last, slices, false);
+           packed.depth, panels, first, last, 0, packed.depth, false);
 
   const int64_t out_pitch = packed.value_panels.padded();
   std::array<const float*, kMaxQueries> weights;
@@ -132,12 +132,10 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
   for (int64_t r = rows.count; r < kMaxQueries; ++r)
     weights[size_t(r)] = weights[size_t(rows.count - 1)];
 
-  constexpr int64_t kNoTap = 0;
   const Panels& columns = packed.value_panels;
   if (all_see_all) {
-    const DepthSlice keys{&kNoTap, 1, stretch.size, stretch.begin};
     multiply(kernels, rows.out, out_pitch, weights.data(), rows.count, packed.value(head),
-             packed.keys, columns, 0, columns.count(), {&keys, 1}, true);
+             packed.keys, columns, 0, columns.count(), stretch.begin, stretch.size, true);
     return;
   }
   // On the diagonal each row stops at its own last key, so that no weight of zero meets a NaN.
@@ -147,9 +145,8 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
     if (seen == 0) continue;
     one.fill(weights[size_t(r)]);
     float* sums = rows.scores + kMaxQueries * (kKeys + 5 * kernels.lanes);
-    const DepthSlice keys{&kNoTap, 1, seen, stretch.begin};
     multiply(kernels, sums, out_pitch, one.data(), 1, packed.value(head), packed.keys, columns, 0,
-             columns.count(), {&keys, 1}, false);
+             columns.count(), stretch.begin, seen, false);
     kernels.add_scaled(rows.out + r * out_pitch, sums, 1.0f, out_pitch);
   }
 }
@@ -182,10 +179,6 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
   // A negative scale would turn maxima into minima: it goes into the queries instead.
   const float scale = std::fabs(plan.scale), sign = plan.scale < 0 ? -1.0f : 1.0f;
   const bool in_place = q.dtype == DType::f32 && sign > 0;
-
-  std::vector<int64_t> taps;
-  std::vector<DepthSlice> slices;
-  cut_depth(taps, slices, d);
 
   const int64_t padded = packed.value_panels.padded();
   const int64_t scores = kMaxQueries * (kKeys + 5 * kernels.lanes) + kRowStep * padded;
@@ -233,8 +226,7 @@ void native(Context& context, MutView out, View q, View k, View v, const Attenti
       for (const Stretch& whole : list) {
         for (int64_t begin = 0; begin < whole.size; begin += kKeys) {
           const Stretch part{whole.begin + begin, std::min(kKeys, whole.size - begin)};
-          attend(kernels, packed, head / group - kv_begin, part, state, slices, scale,
-                 first_hidden);
+          attend(kernels, packed, head / group - kv_begin, part, state, scale, first_hidden);
         }
       }
       for (int64_t r = 0; r < state.count; ++r) {

@@ -1,5 +1,5 @@
 // What every CPU operation is given: the loops to use, the threads, and memory kept between calls.
-// Sharing of work is free to depend on the number of threads, because no result does (kernels.h).
+// No result depends on the number of threads.
 #pragma once
 
 #include <omp.h>
@@ -8,10 +8,10 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <map>
+#include <memory>
 #include <span>
-#include <tuple>
 
+#include "backend/backend.h"
 #include "cpu/kernels.h"
 #include "tensor/tensor.h"
 
@@ -31,17 +31,20 @@ class Scratch {
   int64_t each_ = 0;
 };
 
-// Convolution weights in the order the tiles want, by address and shape of the stored weights.
-using WeightKey = std::tuple<const void*, DType, std::array<int64_t, 5>>;
-using PackedWeights = std::map<WeightKey, Tensor>;
+class Convolutions;  // conv.cpp: primitives and reordered weights
+struct Context;
+struct Finish;
+using LinearFunction = void (*)(Context& context, MutView out, View x, View w,
+                                const LinearOptions& options, const Finish& finish);
 
 struct Context {
   const Kernels& kernels;
   int threads = 1;
-  Scratch shared;  // one operand packed for all threads
-  Scratch values;  // a second one
-  Scratch per_thread;
-  PackedWeights packed_weights;
+  LinearFunction linear = nullptr;
+  Scratch shared = {};  // one operand for all threads
+  Scratch values = {};  // a second one
+  Scratch per_thread = {};
+  std::shared_ptr<Convolutions> convolutions = {};
 };
 
 // fn(index, thread) for each index below count, in any order, on up to context.threads threads.

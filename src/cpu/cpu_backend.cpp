@@ -13,7 +13,8 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Kernels& kernels, int threads) : context_{kernels, threads, {}, {}, {}, {}} {}
+  CpuBackend(const Kernels& kernels, int threads, LinearFunction product)
+      : context_{kernels, threads, product} {}
 
   DeviceKind device() const override { return DeviceKind::cpu; }
   std::string description() const override {
@@ -85,7 +86,8 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   require(options.num_threads >= 0, "cpu: num_threads is ", options.num_threads,
           ", expected 0 (all) or more");
   const int threads = options.num_threads > 0 ? options.num_threads : default_threads();
-  return std::make_unique<CpuBackend>(choose_kernels(options.kernels), threads);
+  return std::make_unique<CpuBackend>(choose_kernels(options.kernels), threads,
+                                      choose_linear(options.linear));
 }
 
 }  // namespace orrery::cpu

@@ -25,9 +25,19 @@ Tensor random_tensor(Backend& backend, Shape shape, DType dtype, uint32_t seed) 
   return tensor;
 }
 
+// The most memory the process has held; -1 where the system does not say.
+int64_t peak_kib() {
+  std::FILE* status = std::fopen("/proc/self/status", "r");
+  char line[256];
+  int64_t peak = -1;
+  while (status && std::fgets(line, sizeof line, status)) std::sscanf(line, "VmHWM: %ld", &peak);
+  if (status) std::fclose(status);
+  return peak;
+}
+
 // Bytes of the results of every operation that shares work between threads.
 std::vector<std::byte> run_everything(int threads) {
-  const auto backend = make_cpu_backend({.num_threads = threads, .kernels = {}});
+  const auto backend = make_cpu_backend({.num_threads = threads});
   std::vector<std::byte> bytes;
   const auto keep = [&](const Tensor& t) {
     const auto* data = t.view.as<std::byte>();
@@ -106,7 +116,7 @@ TEST(CpuBackend, BytesDoNotDependOnTheNumberOfThreads) {
 
 // A checkpoint is mapped as it lies in the file: weights may start at any byte.
 TEST(CpuBackend, WeightsMayBeMisaligned) {
-  const auto backend = make_cpu_backend({.num_threads = 2, .kernels = {}});
+  const auto backend = make_cpu_backend({.num_threads = 2});
   const Tensor x = random_tensor(*backend, {5, 24}, DType::f32, 1),
                image = random_tensor(*backend, {1, 4, 4, 8}, DType::f32, 2);
   for (DType dtype : {DType::f32, DType::bf16}) {
@@ -143,20 +153,12 @@ TEST(CpuBackend, WeightsMayBeMisaligned) {
 
 // B56: no Sq x Skv buffer.
 TEST(CpuBackend, AttentionMemoryDoesNotGrowWithTheSquare) {
-  const auto backend = make_cpu_backend({.num_threads = 1, .kernels = {}});
+  const auto backend = make_cpu_backend({.num_threads = 1});
   const Tensor q = random_tensor(*backend, {512, 1, 8}, DType::f32, 1),
                k = random_tensor(*backend, {1 << 16, 1, 8}, DType::f32, 2),
                out = backend->allocate_tensor({512, 1, 8}, DType::f32);
   AttentionPlan plan;
   plan.scale = 0.3f;
-  const auto peak_kib = [] {
-    std::FILE* status = std::fopen("/proc/self/status", "r");
-    char line[256];
-    int64_t peak = -1;
-    while (status && std::fgets(line, sizeof line, status)) std::sscanf(line, "VmHWM: %ld", &peak);
-    if (status) std::fclose(status);
-    return peak;
-  };
   const int64_t before = peak_kib();
   if (before < 0) GTEST_SKIP() << "no /proc/self/status here";
   backend->attention(out.view, q.view, k.view, k.view, plan);
@@ -168,7 +170,7 @@ TEST(CpuBackend, AttentionMemoryDoesNotGrowWithTheSquare) {
 // A key of minus infinity has no weight; a row of nothing else has no keys.
 TEST(CpuBackend, ScoresOfMinusInfinityAreNoKeys) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const auto backend = make_cpu_backend({.num_threads = 1, .kernels = {}});
+  const auto backend = make_cpu_backend({.num_threads = 1});
   const Tensor q = backend->allocate_tensor({1, 1, 8}, DType::f32),
                k = backend->allocate_tensor({3, 1, 8}, DType::f32),
                v = backend->allocate_tensor({3, 1, 8}, DType::f32),
@@ -202,7 +204,32 @@ TEST(CpuBackend, UnknownKernelsAreRefused) {
     EXPECT_NE(std::string(error.what()).find("mmx"), std::string::npos);
     EXPECT_NE(std::string(error.what()).find("generic"), std::string::npos);
   }
-  EXPECT_THROW(make_cpu_backend({.num_threads = -1, .kernels = {}}), Error);
+  EXPECT_THROW(make_cpu_backend({.num_threads = -1}), Error);
+}
+
+TEST(CpuBackend, UnknownLinearIsRefused) {
+  try {
+    make_cpu_backend({.linear = "magma"});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+    EXPECT_STREQ(error.what(), "cpu linear: \"magma\" is not one of onednn, reference");
+  }
+}
+
+// A checkpoint's f16 and bf16 weights stay where they are: what is widened at a time is bounded.
+TEST(CpuBackend, LinearWidensWeightsInBands) {
+  const auto backend = make_cpu_backend({.num_threads = 1});
+  const Tensor x = random_tensor(*backend, {4, 1024}, DType::f32, 1);
+  const Tensor w = backend->allocate_tensor({32 << 10, 1024}, DType::bf16),  // 64 MiB
+      out = backend->allocate_tensor({4, 32 << 10}, DType::f32);
+  backend->fill(w.view, 0.5f);
+  backend->fill(out.view, 0.0f);
+  const int64_t before = peak_kib();
+  if (before < 0) GTEST_SKIP() << "no /proc/self/status here";
+  backend->linear(out.view, x.view, w.view);
+  // A band of 2 Mi floats and oneDNN's own copies; all of them would be 128 MiB.
+  EXPECT_LT(peak_kib() - before, 32 * 1024);
 }
 
 TEST(CpuBackend, DescribesItself) {

@@ -17,11 +17,10 @@ enum class Act : uint8_t { none, silu, relu2 };
 // Stored types the loops convert from and to.
 enum class Stored : uint8_t { f32, bf16, f16 };
 
-// c [rows, width] (+)= sum over taps t and k < depth of a[row][taps[t] + k] * b[t][k][0 .. width).
-// `rows` and `width` belong to the entry; a has `rows` pointers; b is packed. taps[t] are offsets
-// in floats.
-using Tile = void (*)(float* c, int64_t ldc, const float* const* a, const float* b,
-                      const int64_t* taps, int64_t num_taps, int64_t depth, bool accumulate);
+// c [rows, width] (+)= sum over k < depth of a[row][begin + k] * b[k][0 .. width). `rows` and
+// `width` belong to the entry; a has `rows` pointers; b is packed.
+using Tile = void (*)(float* c, int64_t ldc, const float* const* a, int64_t begin, const float* b,
+                      int64_t depth, bool accumulate);
 
 struct Kernels {
   std::string_view name;
@@ -47,7 +46,7 @@ struct Kernels {
   // + eps), or 1 / max(length, 1e-12) when mean is false. out may be x.
   void (*norm_rows)(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows,
                     int64_t n, const float* weight, bool mean, float eps, bool silu);
-  float (*sum_squares)(const float* x, int64_t n);
+  float (*dot)(const float* x, const float* y, int64_t n);
   // y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; y may be x.
   void (*rotate)(float* y1, float* y2, const float* x1, const float* x2, const float* cos,
                  const float* sin, int64_t n);

@@ -52,20 +52,19 @@ inline void map(float* out, int64_t n, const Fn& fn, const In*... in) {
   if (i < n) save_part(out + i, fn(load_part(in + i, n - i)...), n - i);
 }
 
-// Sums of fn(x) in a fixed order: lanes apart, then lane by lane.
-template <typename Fn>
-inline float sum_of(const float* x, int64_t n, const Fn& fn) {
+// In a fixed order: lanes apart, then lane by lane.
+float dot(const float* x, const float* y, int64_t n) {
   Vector even{}, odd{};
   int64_t i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    even += fn(load(x + i));
-    odd += fn(load(x + i + kLanes));
+    even += load(x + i) * load(y + i);
+    odd += load(x + i + kLanes) * load(y + i + kLanes);
   }
   if (i + kLanes <= n) {
-    even += fn(load(x + i));
+    even += load(x + i) * load(y + i);
     i += kLanes;
   }
-  if (i < n) odd += fn(load_part(x + i, n - i));
+  if (i < n) odd += load_part(x + i, n - i) * load_part(y + i, n - i);
   even += odd;
   float sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) sum += even[lane];
@@ -73,23 +72,21 @@ inline float sum_of(const float* x, int64_t n, const Fn& fn) {
 }
 
 template <int kVectors>
-void tile(float* c, int64_t ldc, const float* const* a, const float* b, const int64_t* taps,
-          int64_t num_taps, int64_t depth, bool accumulate) {
+void tile(float* c, int64_t ldc, const float* const* a, int64_t begin, const float* b,
+          int64_t depth, bool accumulate) {
   constexpr int kRows = kTileRows[kVectors];
   Vector acc[kRows][kVectors] = {};
-  for (int64_t t = 0; t < num_taps; ++t) {
-    const float* row[kRows];
-    for (int r = 0; r < kRows; ++r) row[r] = a[r] + taps[t];
-    for (int64_t k = 0; k < depth; ++k, b += kVectors * kLanes) {
-      Vector column[kVectors];
+  const float* row[kRows];
+  for (int r = 0; r < kRows; ++r) row[r] = a[r] + begin;
+  for (int64_t k = 0; k < depth; ++k, b += kVectors * kLanes) {
+    Vector column[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) column[v] = load(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) column[v] = load(b + v * kLanes);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const Vector x = splat(row[r][k]);
+    for (int r = 0; r < kRows; ++r) {
+      const Vector x = splat(row[r][k]);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] += x * column[v];
-      }
+      for (int v = 0; v < kVectors; ++v) acc[r][v] += x * column[v];
     }
   }
 #pragma GCC unroll 16
@@ -244,14 +241,10 @@ void scale_weighted(float* out, const float* x, float factor, const float* weigh
       out, n, [factor](Vector a, Vector w) { return a * factor * w; }, x, weight);
 }
 
-float sum_squares(const float* x, int64_t n) {
-  return sum_of(x, n, [](Vector a) { return a * a; });
-}
-
 void norm_rows(float* out, int64_t out_pitch, const float* x, int64_t x_pitch, int64_t rows,
                int64_t n, const float* weight, bool mean, float eps, bool with_silu) {
   for (int64_t r = 0; r < rows; ++r, out += out_pitch, x += x_pitch) {
-    const float sum = sum_squares(x, n);
+    const float sum = dot(x, x, n);
     const float length = __builtin_sqrtf(mean ? sum / float(n) + eps : sum);
     const float factor = 1.0f / (!mean && length < 1e-12f ? 1e-12f : length);
     if (with_silu) {
@@ -359,7 +352,7 @@ constexpr Kernels make_kernels(const char* name, int64_t length) {
           add_scaled,
           scale_weighted,
           norm_rows,
-          sum_squares,
+          dot,
           rotate,
           snake,
           max,

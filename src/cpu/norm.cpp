@@ -66,8 +66,8 @@ void rms_norm(Context& context, MutView out, View x, View weight, const Norm& no
           float sum = 0;
           for (int64_t i = 0; i < n; i += kChunk) {
             const int64_t count = std::min(kChunk, n - i);
-            sum += kernels.sum_squares(
-                read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count), count);
+            const float* row = read_row(kernels, buffer, x.data, x.dtype, offsets[1] + i, count);
+            sum += kernels.dot(row, row, count);
           }
           const float factor = row_factor(sum, n, norm);
           for (int64_t i = 0; i < n; i += kChunk) {
@@ -97,7 +97,7 @@ void qk_norm_rope(Context& context, MutView out, View x, View weight, View cos, 
       const int64_t to = s * out.stride(0) + h * out.stride(1);
       const float* row = read_row(kernels, head, x.data, x.dtype, from, d);
       if (weight) {
-        const float factor = row_factor(kernels.sum_squares(row, d), d, norm);
+        const float factor = row_factor(kernels.dot(row, row, d), d, norm);
         for (int64_t i = 0; i < d; i += kChunk) {
           const int64_t count = std::min(kChunk, d - i);
           alignas(64) uint16_t rounded[kChunk];

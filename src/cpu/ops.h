@@ -25,7 +25,8 @@ void rms_norm(Context& context, MutView out, View x, View weight, const Norm& no
 void qk_norm_rope(Context& context, MutView out, View x, View weight, View cos, View sin,
                   const Norm& norm);
 
-// gemm.cpp
+// linear.cpp
+LinearFunction choose_linear(std::string_view name);  // the default when empty; refuses others
 void linear(Context& context, MutView out, View x, View w, const LinearOptions& options);
 
 // conv.cpp

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu/gemm.h"
 #include "cpu/ops.h"
+#include "cpu/packed.h"
 
 namespace orrery::cpu {
 
@@ -185,10 +185,8 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
         row[size_t(i)] =
             pooled_q + (head * q_cells + first * cells_a_row + std::min(i, cells - 1)) * d;
       }
-      constexpr int64_t kNoTap = 0;
-      const DepthSlice depth{&kNoTap, 1, d, 0};
       multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d,
-               panels, 0, panels.count(), {&depth, 1}, false);
+               panels, 0, panels.count(), 0, d, false);
       for (int64_t r = 0; r < last - first; ++r) {
         const int64_t cell_begin = r * cells_a_row;
         const int64_t cell_count = std::min(cells_a_row, cells - cell_begin);

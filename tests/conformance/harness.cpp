@@ -23,11 +23,14 @@ const std::vector<Candidate>& candidates() {
       }
       found.push_back(candidate);
     };
-    for (const char* kernels : {"generic", "avx2", "avx512"}) {
-      add(std::string("cpu_") + kernels,
-          [kernels] { return cpu::make_cpu_backend({.num_threads = 2, .kernels = kernels}); },
+    const auto add_cpu = [&](const char* name, const cpu::CpuOptions& options) {
+      add(concat("cpu_", name), [options] { return cpu::make_cpu_backend(options); },
           {"native", "reference"});
-    }
+    };
+    for (const char* kernels : {"generic", "avx2", "avx512"})
+      add_cpu(kernels, {.num_threads = 2, .kernels = kernels});
+    add_cpu("reference", {.num_threads = 2, .kernels = "generic", .linear = "reference"});
+    add_cpu("avx2_reference", {.num_threads = 2, .kernels = "avx2", .linear = "reference"});
     add("cuda", [] { return cuda::make_cuda_backend(); }, {"", "reference"});
     return found;
   }();

@@ -22,7 +22,7 @@ struct Candidate {
   std::string absent;                  // reason; empty when make() works
   std::vector<std::string> attention;  // the implementations it has
 };
-// Every instruction set of the CPU backend, and the CUDA backend.
+// Every instruction set and linear implementation of the CPU backend, and the CUDA backend.
 const std::vector<Candidate>& candidates();
 
 // How a tensor lies in memory.

@@ -60,13 +60,12 @@ struct MeshOutputs {
   int64_t weight_bytes = 0;
 };
 
-// The prompt once, then `steps` evaluations.
+// The prompt once, then `steps` evaluations, with linear in its implementation of that name.
 inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& config,
                             const MeshInputs& inputs, const AttentionStrategy& strategy, int steps,
-                            const MeshGroups& groups) {
-  cpu::CpuOptions cpu;
-  cpu.num_threads = 1;
-  const std::unique_ptr<Backend> backend = cpu::make_cpu_backend(cpu);
+                            const std::string& linear, const MeshGroups& groups) {
+  const std::unique_ptr<Backend> backend =
+      cpu::make_cpu_backend({.num_threads = 1, .linear = linear});
   Arena arena(backend->allocate(size_t{48} << 20));
   Transformer model(*backend, config, DType::f32);
   LoadOptions options;
@@ -133,9 +132,9 @@ inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& c
 }
 
 inline MeshOutputs one_rank(const Safetensors& files, const TransformerConfig& config,
-                            const MeshInputs& inputs, const AttentionStrategy& strategy,
-                            int steps) {
-  return evaluate(files, config, inputs, strategy, steps, make_absent_groups({}, 0));
+                            const MeshInputs& inputs, const AttentionStrategy& strategy, int steps,
+                            const std::string& linear) {
+  return evaluate(files, config, inputs, strategy, steps, linear, make_absent_groups({}, 0));
 }
 
 // What every rank got.
@@ -143,12 +142,13 @@ inline std::vector<MeshOutputs> many_ranks(const Safetensors& files,
                                            const TransformerConfig& config,
                                            const MeshInputs& inputs,
                                            const AttentionStrategy& strategy, int steps,
-                                           const Mesh& mesh) {
+                                           const std::string& linear, const Mesh& mesh) {
   std::vector<MeshOutputs> outputs(static_cast<size_t>(mesh.world()));
   ThreadWorld world(mesh.world());
   world.run([&](int rank) {
     const MeshGroups groups = make_groups(world, mesh, rank);
-    outputs[static_cast<size_t>(rank)] = evaluate(files, config, inputs, strategy, steps, groups);
+    outputs[static_cast<size_t>(rank)] =
+        evaluate(files, config, inputs, strategy, steps, linear, groups);
   });
   return outputs;
 }

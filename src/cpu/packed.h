@@ -1,13 +1,11 @@
-// Matrix products from packed panels and row pointers: what linear, convolution and attention
-// share.
+// Matrix products from packed panels and row pointers: what attention and its block selection are
+// made of. Linear and convolution are oneDNN's.
 //
 // The second operand is packed in panels of two vectors of columns (the last one, two or three),
-// each [depth, width] contiguous; the first is given by a pointer per row plus offsets ("taps"), so
-// that the rows of a convolution need no copy. One element of the result is one chain of
-// multiply-adds per depth slice, whatever panel, tile or thread computes it.
+// each [depth, width] contiguous; the first is given by a pointer per row. One element of the
+// result is one chain of multiply-adds per slice of the depth, whatever panel, tile or thread
+// computes it.
 #pragma once
-
-#include <vector>
 
 #include "cpu/context.h"
 #include "tensor/view.h"
@@ -44,30 +42,11 @@ inline constexpr int64_t kRowStep = 24;
 void pack_columns(const Kernels& kernels, float* dst, int64_t width, const void* src, DType dtype,
                   int64_t element, int64_t row_stride, int64_t rows, int64_t k);
 
-// Stretch of the depth: taps in front of the row pointers, `depth` floats after each.
-struct DepthSlice {
-  const int64_t* taps;
-  int64_t num_taps;
-  int64_t depth;
-  int64_t begin;  // position in the packed depth
-};
-
-// The slices of rows that are contiguous over their whole depth; `taps` backs them.
-void cut_depth(std::vector<int64_t>& taps, std::vector<DepthSlice>& slices, int64_t depth);
-
-// c [rows up to kRowStep, panels of [first, last)] (+)= rows x packed over the slices; column 0 of
-// c is the first column of panel `first`. `rows` holds pointers up to the next multiple of
-// kRowStep.
+// c [rows up to kRowStep, panels of [first, last)] (+)= rows x packed[begin .. begin + depth);
+// column 0 of c is the first column of panel `first`. `rows` holds pointers up to the next multiple
+// of kRowStep.
 void multiply(const Kernels& kernels, float* c, int64_t ldc, const float* const* rows,
               int64_t num_rows, const float* packed, int64_t packed_depth, const Panels& panels,
-              int64_t first, int64_t last, std::span<const DepthSlice> slices, bool accumulate);
-
-// Columns [first, first + n) of a row of results: bias, activation, residual, one rounding.
-struct Finish {
-  const float* bias = nullptr;  // f32, all columns
-  Act act = Act::none;
-  void row(const Kernels& kernels, const MutView& out, int64_t out_element, const View& residual,
-           int64_t residual_element, const float* c, int64_t first, int64_t n) const;
-};
+              int64_t first, int64_t last, int64_t begin, int64_t depth, bool accumulate);
 
 }  // namespace orrery::cpu

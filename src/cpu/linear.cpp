@@ -1,0 +1,140 @@
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "base/error.h"
+#include "cpu/onednn.h"
+#include "cpu/ops.h"
+
+namespace orrery::cpu {
+
+namespace {
+
+constexpr int64_t kBandFloats = int64_t{2} << 20;   // of widened weights: stay in the shared cache
+constexpr int64_t kChunkFloats = int64_t{4} << 20;  // of widened rows at a time
+// One call's share: its operands fit the second-level cache, and oneDNN reaches its full rate.
+constexpr int64_t kTaskRows = 96;
+constexpr int64_t kTaskColumns = 128;
+
+// A matrix as oneDNN takes it: f32 rows at a pitch.
+struct Matrix {
+  const float* data;
+  int64_t pitch;
+};
+
+bool usable_in_place(const View& x) {
+  return x.dtype == DType::f32 && reinterpret_cast<uintptr_t>(x.data) % alignof(float) == 0 &&
+         (x.stride(0) >= x.dim(1) || x.dim(0) == 1);
+}
+
+// x [rows, columns] with contiguous rows: where it lies if it can be used there, else widened.
+Matrix as_floats(const Context& context, Scratch& scratch, const View& x) {
+  const int64_t rows = x.dim(0), columns = x.dim(1);
+  if (usable_in_place(x)) return {x.as<float>(), std::max(x.stride(0), columns)};
+  float* widened = scratch.need(rows * columns);
+  parallel_ranges(context, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(columns, 1)),
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t r = begin; r < end; ++r) {
+                      context.kernels.to_f32(widened + r * columns,
+                                             at(x.data, r * x.stride(0), x.dtype), stored(x.dtype),
+                                             columns);
+                    }
+                  });
+  return {widened, columns};
+}
+
+void onednn(Context& context, MutView out, View x, View w, const LinearOptions& options,
+            const Finish& finish) {
+  const Kernels& kernels = context.kernels;
+  const int64_t m = x.dim(0), k = x.dim(1), n = w.dim(0);
+  const OneThreadCalls one_thread;
+  Calls calls;
+  // Weights have contiguous rows of K, or of N in the transpose view.
+  const bool by_rows = w.stride(1) == 1 || k == 1;
+  const View matrix = by_rows ? w : w.permute({1, 0});
+  const int64_t depth = std::max<int64_t>(k, 1);
+  const int64_t band =
+      usable_in_place(matrix)
+          ? n
+          : std::max(kTaskColumns, kBandFloats / depth / kTaskColumns * kTaskColumns);
+  const int64_t chunk =
+      usable_in_place(x) ? m : std::max(kTaskRows, kChunkFloats / depth / kTaskRows * kTaskRows);
+  context.per_thread.need_each(context.threads, kTaskRows * kTaskColumns);
+
+  for (int64_t band_begin = 0; band_begin < n; band_begin += band) {
+    const int64_t columns = std::min(band, n - band_begin);
+    const Matrix b =
+        as_floats(context, context.shared, matrix.slice(by_rows ? 0 : 1, band_begin, columns));
+    for (int64_t chunk_begin = 0; chunk_begin < m; chunk_begin += chunk) {
+      const int64_t rows = std::min(chunk, m - chunk_begin);
+      const Matrix a = as_floats(context, context.values, x.slice(0, chunk_begin, rows));
+      const int64_t task_rows = equal_pieces(rows, kTaskRows);
+      const int64_t groups = ceil_div(columns, kTaskColumns);
+      parallel_tasks(context, groups * ceil_div(rows, task_rows), [&](int64_t task, int thread) {
+        const int64_t row = task / groups * task_rows, column = task % groups * kTaskColumns;
+        const int64_t height = std::min(task_rows, rows - row);
+        const int64_t width = std::min(kTaskColumns, columns - column);
+        float* c = context.per_thread.of(thread);
+        if (k == 0) {
+          std::fill(c, c + height * width, 0.0f);
+        } else {
+          calls.note(int(dnnl::sgemm(
+              'N', by_rows ? 'T' : 'N', height, width, k, 1.0f, a.data + row * a.pitch, a.pitch,
+              b.data + column * (by_rows ? b.pitch : 1), b.pitch, 0.0f, c, width)));
+        }
+        for (int64_t r = 0; r < height; ++r) {
+          const int64_t i = chunk_begin + row + r;
+          const int64_t residual_at = options.residual ? i * options.residual.stride(0) : 0;
+          finish.row(kernels, out, i * out.stride(0), options.residual, residual_at, c + r * width,
+                     band_begin + column, width);
+        }
+      });
+    }
+  }
+  calls.check("linear");
+}
+
+// A dot product an element: a row's bytes depend on that row and the weights alone, however many
+// rows there are, on whatever rank.
+void reference(Context& context, MutView out, View x, View w, const LinearOptions& options,
+               const Finish& finish) {
+  const Kernels& kernels = context.kernels;
+  const int64_t m = x.dim(0), k = x.dim(1);
+  context.per_thread.need_each(context.threads, 2 * k);
+  parallel_tasks(context, w.dim(0), [&](int64_t column, int thread) {
+    float* buffer = context.per_thread.of(thread);
+    const float* weights =
+        read_row(kernels, buffer, w.data, w.dtype, column * w.stride(0), k, w.stride(1));
+    for (int64_t r = 0; r < m; ++r) {
+      const float sum = kernels.dot(
+          read_row(kernels, buffer + k, x.data, x.dtype, r * x.stride(0), k), weights, k);
+      const int64_t residual_at = options.residual ? r * options.residual.stride(0) : 0;
+      finish.row(kernels, out, r * out.stride(0), options.residual, residual_at, &sum, column, 1);
+    }
+  });
+}
+
+struct Implementation {
+  const char* name;
+  LinearFunction run;
+};
+// The first is the default.
+constexpr std::array kImplementations{Implementation{"onednn", onednn},
+                                      Implementation{"reference", reference}};
+
+}  // namespace
+
+LinearFunction choose_linear(std::string_view name) {
+  std::string names;
+  for (const Implementation& implementation : kImplementations) {
+    if (name.empty() || name == implementation.name) return implementation.run;
+    names += names.empty() ? "" : ", ";
+    names += implementation.name;
+  }
+  fail(ErrorKind::invalid_argument, "cpu linear: \"", name, "\" is not one of ", names);
+}
+
+void linear(Context& context, MutView out, View x, View w, const LinearOptions& options) {
+  const Finish finish{bias_row(context.kernels, options.bias), act(options.activation)};
+  context.linear(context, out, x, w, options, finish);
+}
+
+}  // namespace orrery::cpu
