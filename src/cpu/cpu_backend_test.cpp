@@ -3,11 +3,14 @@
 #include "cpu/cpu_backend.h"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -112,6 +115,27 @@ TEST(CpuBackend, BytesDoNotDependOnTheNumberOfThreads) {
   for (int threads : {2, 3, 8})
     EXPECT_TRUE(run_everything(threads) == one) << threads << " threads";
   EXPECT_TRUE(run_everything(8) == one) << "second run";
+}
+
+// Ranks of one process: each thread's backend keeps to its own number of threads, and oneDNN, which
+// all share, to each call's.
+TEST(CpuBackend, BackendsOfSeveralThreadsDoNotDisturbEachOther) {
+  const std::vector<std::byte> alone = run_everything(1);
+  const int before = omp_get_max_threads();
+  std::array<std::vector<std::byte>, 3> bytes;
+  std::array<int, 3> left{};
+  std::vector<std::thread> ranks;
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    ranks.emplace_back([&, rank] {
+      bytes[rank] = run_everything(int(rank) + 1);
+      left[rank] = omp_get_max_threads();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    EXPECT_TRUE(bytes[rank] == alone) << rank;
+    EXPECT_EQ(left[rank], before) << "the limit of a call outlived it";
+  }
 }
 
 // A checkpoint is mapped as it lies in the file: weights may start at any byte.
@@ -228,8 +252,9 @@ TEST(CpuBackend, LinearWidensWeightsInBands) {
   const int64_t before = peak_kib();
   if (before < 0) GTEST_SKIP() << "no /proc/self/status here";
   backend->linear(out.view, x.view, w.view);
-  // A band of 2 Mi floats and oneDNN's own copies; all of them would be 128 MiB.
-  EXPECT_LT(peak_kib() - before, 32 * 1024);
+  // A band of 2 Mi floats and oneDNN's own copies, and what a sanitizer shadows them with; all
+  // weights would be 128 MiB.
+  EXPECT_LT(peak_kib() - before, 64 * 1024);
 }
 
 TEST(CpuBackend, DescribesItself) {
