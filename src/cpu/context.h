@@ -47,6 +47,8 @@ struct Context {
   std::shared_ptr<Convolutions> convolutions = {};
 };
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // fn(index, thread) for each index below count, in any order, on up to context.threads threads.
 // Must not throw.
 template <typename Fn>

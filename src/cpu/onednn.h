@@ -47,7 +47,6 @@ struct Finish {
 // The elements of a bias [N] in f32; none for an empty view.
 std::vector<float> bias_row(const Kernels& kernels, const View& bias);
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The size of equal pieces of n, at most `most` each.
 inline int64_t equal_pieces(int64_t n, int64_t most) {
   return n == 0 ? 1 : ceil_div(n, ceil_div(n, most));

@@ -14,8 +14,6 @@ namespace orrery::cpu {
 
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Means over cells of x [S, heads, D], times factor, rounded once to x's type: out [heads, cells,
 // D].
 void pool(const Context& context, float* out, const View& x, int64_t cell, float factor) {
