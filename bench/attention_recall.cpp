@@ -49,65 +49,6 @@ Request request() {
   return r;
 }
 
-// A backend that shows what attention is called with.
-class Spy final : public Backend {
- public:
-  explicit Spy(Backend& inner) : inner_(inner) {}
-  std::function<void(View q, View k, const AttentionPlan& plan)> on_attention;
-
-  DeviceKind device() const override { return inner_.device(); }
-  std::string description() const override { return inner_.description(); }
-  Buffer allocate(size_t bytes) override { return inner_.allocate(bytes); }
-  void synchronize() override { inner_.synchronize(); }
-  bool fuses_weights() const override { return inner_.fuses_weights(); }
-
- private:
-  void do_upload(MutView out, View host) override { inner_.upload(out, host); }
-  void do_download(MutView out, View x) override { inner_.download(out, x); }
-  void do_copy(MutView out, View x) override { inner_.copy(out, x); }
-  void do_fill(MutView out, float value) override { inner_.fill(out, value); }
-  void do_lincomb(MutView out, std::span<const Term> terms) override { inner_.lincomb(out, terms); }
-  void do_add_row(MutView x, View row) override { inner_.add_row(x, row); }
-  void do_activation(MutView out, View x, Activation kind) override {
-    inner_.activation(out, x, kind);
-  }
-  void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
-    inner_.gather_rows(out, table, ids);
-  }
-  void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
-    inner_.linear(out, x, w, options);
-  }
-  void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
-    inner_.rms_norm(out, x, weight, norm);
-  }
-  void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
-                       const Norm& norm) override {
-    inner_.qk_norm_rope(out, x, weight, cos, sin, norm);
-  }
-  void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) override {
-    if (on_attention) on_attention(q, k, plan);
-    inner_.attention(out, q, k, v, plan);
-    last_attention_ = inner_.last_attention();
-  }
-  void do_select_blocks(MutView indices, MutView counts, View q, View k,
-                        const BlockSelection& selection, MutView scores) override {
-    inner_.select_blocks(indices, counts, q, k, selection, scores);
-  }
-  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
-                 View residual) override {
-    inner_.conv3d(out, x, w, bias, conv, residual);
-  }
-  void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
-                           int64_t padding) override {
-    inner_.conv_transpose1d(out, x, w, bias, stride, padding);
-  }
-  void do_snake(MutView out, View x, View alpha, View beta) override {
-    inner_.snake(out, x, alpha, beta);
-  }
-
-  Backend& inner_;
-};
-
 // One generation call, tokens in raster order.
 struct Call {
   int step = 0, layer = 0;
@@ -135,14 +76,13 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
   const AttentionStrategy dense = strategy_of(checkpoint, "dense");
   const DType dtype = activation_type(options, backend);
 
-  Spy spy(backend);
-  Transformer transformer(spy, checkpoint.transformer, dtype);
-  Vae vae(spy, checkpoint.vae, vae_options(backend.device(), dtype));
+  Transformer transformer(backend, checkpoint.transformer, dtype);
+  Vae vae(backend, checkpoint.vae, vae_options(backend.device(), dtype));
   LoadOptions load;
   if (backend.device() != DeviceKind::cpu) load.dtype = dtype;
   load.ignored = Transformer::is_unused;
   const WeightStore weights = load_weights(
-      spy, Safetensors::open_folder(checkpoint.folder.folder / "transformer"),
+      backend, Safetensors::open_folder(checkpoint.folder.folder / "transformer"),
       [&](WeightVisitor& v) { transformer.visit_und(v), transformer.visit_gen(v); }, load);
   const Placement placement{backend.device(), backend.fuses_weights(), dtype, {}, {}, 0};
   const Plan plan = measure(checkpoint, settings, dense, ids, placement);
@@ -151,20 +91,17 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
 
   Captured captured;
   captured.sequence = run.attention().sequence();
-  int step = 0, calls = 0;
-  const auto layers = static_cast<int>(checkpoint.transformer.num_hidden_layers);
-  spy.on_attention = [&](View q, View k, const AttentionPlan& of) {
-    if (of.causal) return;
-    const int call = calls++;  // layers of the conditional branch, then of the other
+  run.attention().set_probe([&](const AttentionCall& call) {
+    const int step = call.moment.step;
     const bool shown = std::find(std::begin(kShown), std::end(kShown), step) != std::end(kShown);
-    if (!shown || call >= layers) return;
-    captured.calls.push_back(
-        {step, call, k.dim(0) - q.dim(0), of.scale, copy_of(backend, q), copy_of(backend, k)});
-  };
+    if (call.site.role != AttentionRole::gen || call.moment.branch != 0 || !shown) return;
+    captured.calls.push_back({step, call.site.layer, call.text, call.scale,
+                              copy_of(backend, call.q), copy_of(backend, call.k)});
+  });
   run.prefill();
   NormalGenerator noise(RngKind::cpu, settings.seed);
   run.start(&noise, false, {});
-  for (; step < kSteps; ++step, calls = 0) run.step(step, &noise);
+  for (int step = 0; step < kSteps; ++step) run.step(step, &noise);
   return captured;
 }
 

@@ -256,8 +256,9 @@ void Attention::attend_once(Arena& arena, MutView out, View q, View k, View v, i
   now.branch = branch_ * passes + pass;
   const AttentionMethod& method = strategy_.method(now.layout, site.layer, site.role);
   const double start = recording_ ? seconds_so_far() : 0;
-  PlannedAttention planned =
-      method.plan({site, now, text, scale_, q, k, sequence, backend_, arena, selections_});
+  const AttentionCall call{site, now, text, scale_, q, k, sequence, backend_, arena, selections_};
+  if (probe_) probe_(call);
+  PlannedAttention planned = method.plan(call);
   if (planned.mask) planned.plan.mask = &*planned.mask;
   backend_.attention(out, q, k, v, planned.plan);
   if (!recording_) return;

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/method.h"
@@ -87,6 +89,9 @@ class Attention {
   // sequence() whole, [size(), N], on every rank, from `mine` [padded_rows, N] of share(),
   // contiguous. Without a group that is `mine` itself, else memory of `arena`.
   View whole(Arena& arena, View mine) const;
+  // Shown every call before it is planned, for measurements of queries and keys.
+  void set_probe(std::function<void(const AttentionCall&)> probe) { probe_ = std::move(probe); }
+
   // Recording reads back what a method kept where only the device knows (threshold): such a call
   // cannot be part of a replayed evaluation.
   void set_recording(bool on) { recording_ = on; }
@@ -116,6 +121,7 @@ class Attention {
   bool warming_up_ = false;
   std::vector<float> control_weights_;
   SelectionCache selections_;
+  std::function<void(const AttentionCall&)> probe_;
   bool recording_ = false;
   std::vector<DispatchRecord> records_;
 };
