@@ -1,6 +1,7 @@
 // Linked instead of the CUDA backend when the build has no CUDA.
 #include "base/error.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/timeline.h"
 
 namespace orrery::cuda {
 
@@ -19,7 +20,9 @@ bool is_cuda_built() { return false; }
 
 DeviceMemory device_memory(int) { refuse(); }
 
-void* stream_of(const Backend&) { refuse(); }
+Place place_of(const Backend&) { refuse(); }
+
+std::unique_ptr<Timeline> make_timeline(const Backend&) { refuse(); }
 
 const std::string& last_convolution(const Backend&) { refuse(); }
 

@@ -74,11 +74,10 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
   return mine;
 }
 
-MeshGroups connect(World& world, const EngineOptions& of_rank, int rank, const Backend& backend) {
-  MeshGroups groups = make_groups(world, mesh_of(of_rank), rank);
-  if (backend.device() == DeviceKind::cpu) return groups;
+MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows) {
+  MeshGroups groups = make_groups(world, mesh, rank);
   for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg}) {
-    if (*group) *group = make_device_communicator(**group, backend, of_rank.device);
+    if (*group) *group = make_communicator(std::move(*group), backend, part_rows);
   }
   return groups;
 }
@@ -86,6 +85,12 @@ MeshGroups connect(World& world, const EngineOptions& of_rank, int rank, const B
 void abort(const MeshGroups& groups) {
   for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
     if (group != nullptr) group->abort();
+  }
+}
+
+void renew(const MeshGroups& groups) {
+  for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
+    if (group != nullptr) group->renew();
   }
 }
 
