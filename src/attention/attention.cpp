@@ -149,8 +149,8 @@ void Attention::send(AttentionInputs& in, const RowRange& part) {
 void Attention::run(Arena& arena, AttentionInputs& in, const AttentionSite& site) {
   if (is_shared()) {
     const AttentionMethod& method = strategy_.method(moment().layout, site.layer, site.role);
-    require(in.splits_kv || !method.needs_whole_groups(), ErrorKind::unsupported, "attention: ",
-            method.description(),
+    require(in.splits_kv || !method.needs_whole_groups(), ErrorKind::unsupported,
+            "attention: ", method.description(),
             " needs all query heads of a key/value head on one rank, but the ", cp_->size(),
             " ranks that share the sequence do not divide the key/value heads");
     if (!in.tickets.empty()) cp_->finish(in.tickets.back());

@@ -2,7 +2,8 @@
 // (context parallelism) and where keys and values of the text lie.
 //
 // Life of one generation call, the same lines on every mesh:
-//   1. inputs() hands out the rows for this rank's queries, keys and values, and says in which parts
+//   1. inputs() hands out the rows for this rank's queries, keys and values, and says in which
+//   parts
 //      to make them.
 //   2. For each part the model writes its rows (qk_norm_rope writes straight into place) and calls
 //      send(): in a group, heads of other ranks travel while the next part is made.
@@ -44,7 +45,7 @@ struct AttentionInputs {
   MutView sent_out, arrived_out;
   MutView out;  // [rows of this rank, H, D]
   int64_t text = 0;
-  bool splits_kv = true;  // no key/value head goes to two ranks
+  bool splits_kv = true;                      // no key/value head goes to two ranks
   std::vector<Communicator::Ticket> tickets;  // of the parts that travel
 };
 
@@ -89,9 +90,9 @@ class Attention {
     return control_weights_.size() > 1 ? AttentionRole::gen_multi_control : AttentionRole::gen;
   }
 
-  // Memory comes from `arena`. und_k, und_v [text, KV, D]: keys and values of the text on this rank;
-  // text may be 0 (B58), KV, D and dtype are read all the same. The call is for the rows of share(),
-  // padding included, and `heads` query heads.
+  // Memory comes from `arena`. und_k, und_v [text, KV, D]: keys and values of the text on this
+  // rank; text may be 0 (B58), KV, D and dtype are read all the same. The call is for the rows of
+  // share(), padding included, and `heads` query heads.
   AttentionInputs inputs(Arena& arena, int64_t heads, View und_k, View und_v);
   void send(AttentionInputs& inputs, const RowRange& part);
   void run(Arena& arena, AttentionInputs& inputs, const AttentionSite& site);

@@ -70,8 +70,8 @@ std::vector<float> many_ranks(const AttentionStrategy& strategy, const CallData&
     Arena arena(std::move(memory));
     Attention attention(*backend, strategy, shape.sequence, shape.head_dim, comm.get());
     attention.begin_step(0, 1);
-    const View out = generate(attention, arena, q.view, k.view, v.view, data.und_k.view,
-                              data.und_v.view, kGen);
+    const View out =
+        generate(attention, arena, q.view, k.view, v.view, data.und_k.view, data.und_v.view, kGen);
     const float* first = out.as<float>();
     parts[size_t(rank)].assign(first, first + share.rows * shape.heads * shape.head_dim);
   });
@@ -128,8 +128,8 @@ TEST(Exchange, EqualsOneRankBitForBit) {
   }
 }
 
-// Parts of a share that travel one by one, the last of them shorter, a key/value head that two ranks
-// read.
+// Parts of a share that travel one by one, the last of them shorter, a key/value head that two
+// ranks read.
 TEST(Exchange, PartsEqualTheWhole) {
   CallShape shape;
   shape.sequence.grid = {7, 11, 13};

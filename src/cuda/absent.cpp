@@ -1,7 +1,6 @@
 // Linked instead of the CUDA backend when the build has no CUDA.
 #include "base/error.h"
 #include "cuda/cuda_backend.h"
-#include "cuda/timeline.h"
 
 namespace orrery::cuda {
 

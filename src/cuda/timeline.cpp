@@ -1,4 +1,5 @@
-#include "cuda/timeline.h"
+// Timelines by events around what is queued.
+#include "backend/timeline.h"
 
 #include <cuda_runtime_api.h>
 

@@ -29,8 +29,9 @@ void check_trade(const Trade& trade, int ranks, DeviceKind device) {
             device == DeviceKind::cpu ? "host" : "device", " memory only");
     require(x.rank() > 0 && x.dim(0) == ranks && x.shape == trade.x.shape &&
                 x.dtype == trade.x.dtype && x.select(0, 0).contiguous(),
-            "exchange: ", ranks, " ranks trade contiguous blocks of equal shape, one for each; got ",
-            trade.x.shape, " for ", trade.out.shape);
+            "exchange: ", ranks,
+            " ranks trade contiguous blocks of equal shape, one for each; got ", trade.x.shape,
+            " for ", trade.out.shape);
   }
 }
 

@@ -110,7 +110,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void send_receive(const char* op, int to, const void* send, int64_t send_bytes, int from,
-                void* receive, int64_t receive_bytes) const {
+                    void* receive, int64_t receive_bytes) const {
     const auto* out = static_cast<const std::byte*>(send);
     auto* in = static_cast<std::byte*>(receive);
     if (to == rank_) {
@@ -138,7 +138,7 @@ class MpiCommunicator final : public Communicator {
     scratch_.resize(static_cast<size_t>(mine * width * size_));
     for_shifts([&](int next, int previous) {
       send_receive("all_reduce", next, data + begin(next) * width, bytes(next), previous,
-               scratch_.data() + previous * mine * width, bytes(rank_));
+                   scratch_.data() + previous * mine * width, bytes(rank_));
     });
     std::byte* sums = data + begin(rank_) * width;
     for (int64_t i = 0; i < mine; ++i) {
@@ -156,7 +156,7 @@ class MpiCommunicator final : public Communicator {
     }
     for_shifts([&](int next, int previous) {
       send_receive("all_reduce", next, sums, bytes(rank_), previous, data + begin(previous) * width,
-               bytes(previous));
+                   bytes(previous));
     });
   }
 

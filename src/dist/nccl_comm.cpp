@@ -34,8 +34,8 @@ void check(ncclResult_t result, const char* operation) {
 }
 
 void check(cudaError_t error, const char* operation) {
-  require(error == cudaSuccess, ErrorKind::device, operation, ": cuda: ",
-          cudaGetErrorString(error));
+  require(error == cudaSuccess, ErrorKind::device, operation,
+          ": cuda: ", cudaGetErrorString(error));
 }
 
 size_t count(int64_t n) { return static_cast<size_t>(n); }
@@ -66,8 +66,10 @@ class NcclCommunicator final : public Communicator {
     cudaSetDevice(device_.device);
     // Leaving in good order waits for the others. A rank that has failed does not.
     if (const ncclComm_t comm = comm_) {
-      if (std::uncaught_exceptions() > 0) ncclCommAbort(comm);
-      else ncclCommDestroy(comm);
+      if (std::uncaught_exceptions() > 0)
+        ncclCommAbort(comm);
+      else
+        ncclCommDestroy(comm);
     }
     for (cudaEvent_t event : arrived_) cudaEventDestroy(event);
     cudaEventDestroy(made_);

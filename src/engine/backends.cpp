@@ -64,6 +64,12 @@ std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Communicator> ho
   return make_nccl_communicator(std::move(host), device);
 }
 
+std::unique_ptr<Timeline> make_timeline(const Backend& backend) {
+  require(backend.device() == DeviceKind::cuda, ErrorKind::unsupported,
+          "a timeline shows what overlaps on a device; ", backend.description(), " queues nothing");
+  return cuda::make_timeline(backend);
+}
+
 DType activation_type(const EngineOptions& options, const Backend& backend) {
   if (options.dtype == "fp32") return DType::f32;
   if (options.dtype == "bf16") return DType::bf16;

@@ -10,7 +10,6 @@
 
 #include "backend/dry_run.h"
 #include "base/error.h"
-#include "cuda/timeline.h"
 #include "engine/backends.h"
 #include "engine/measure.h"
 #include "engine/ranks.h"
@@ -409,11 +408,11 @@ class Bench {
         if (group != nullptr) group->set_observer(observer);
       }
     };
-    const std::unique_ptr<cuda::Timeline> timeline = cuda::make_timeline(*backend_);
+    const std::unique_ptr<Timeline> timeline = make_timeline(*backend_);
     observe(timeline.get());
     run.step(step, nullptr);
     observe(nullptr);
-    const std::vector<cuda::Timeline::Span> spans = timeline->spans();
+    const std::vector<Timeline::Span> spans = timeline->spans();
     std::vector<double> ends;
     for (const auto& span : spans) {
       if (span.name.starts_with("attention")) ends.push_back(span.end_ms);

@@ -6,7 +6,9 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -212,7 +214,8 @@ TEST_F(DeviceMesh, AFailingRankEndsAll) {
   });
 }
 
-// --- models ---------------------------------------------------------------------------------------
+// --- models
+// ---------------------------------------------------------------------------------------
 
 struct Model {
   const char* name;
@@ -235,11 +238,10 @@ Model small(int64_t hidden, int64_t heads, int64_t kv_heads) {
   return model;
 }
 
-std::string sparse(DType dtype) {
+std::string sparse(const char* kernel) {
   return concat(R"({"name": "block_sparse", "config": {"block_size": [64, 64], "selection": )",
                 R"({"name": "block_topk", "config": {"target_sparsity": 0.6}}, )",
-                R"("backend": {"require": ")", dtype == DType::bf16 ? "native" : "reference",
-                "\"}}}");
+                R"("backend": {"require": ")", kernel, "\"}}}");
 }
 
 struct Strategy {
@@ -249,14 +251,16 @@ struct Strategy {
 };
 
 std::vector<Strategy> strategies(DType dtype) {
+  // The kernels written for the device take bf16.
+  const char* kernel = dtype == DType::bf16 ? "native" : "reference";
   const std::string mixed = concat(
-      R"({"presets": {"dense": "FLASH_ATTN", "sparse": )", sparse(dtype), "}, ",
+      R"({"presets": {"dense": "FLASH_ATTN", "sparse": )", sparse(kernel), "}, ",
       R"("layouts": {"dense": {"default": "dense"}, "mixed": {"default": "dense", "overrides": [)",
       R"({"attention_role": "cosmos3.gen", "layers": [1], "use": "sparse"}]}}, )",
       R"("schedule": {"coordinate": "step_index", "phases": [{"until": 1, "layout": "dense"}, )",
       R"({"until": null, "layout": "mixed"}]}})");
   return {{"dense", 1, R"({"default": "FLASH_ATTN"})"},
-          {"sparse", 1, concat(R"({"per_role": {"cosmos3.gen": )", sparse(dtype), "}}")},
+          {"sparse", 1, concat(R"({"per_role": {"cosmos3.gen": )", sparse(kernel), "}}")},
           {"mixed", 2, mixed}};
 }
 
@@ -285,15 +289,12 @@ double tolerance(const TransformerConfig& config, DType dtype, bool selects) {
   return 2 * std::sqrt(10 * layers) * 0x1p-9 * (selects ? 3 : 1);
 }
 
-void expect_one_device_output(const Model& model, DType dtype) {
+void expect_one_device_output(const Model& model, DType dtype, const dist::MakeWeights& weights) {
   const AttentionInventory inventory{static_cast<int>(model.config.num_hidden_layers),
                                      {AttentionRole::und, AttentionRole::gen},
                                      "transformer",
                                      0,
                                      0};
-  const auto weights = [&](Backend& to, const VisitFunction& visit, const Shard& shard) {
-    return random_weights(to, visit, dtype, 7, shard);
-  };
   for (const Strategy& s : strategies(dtype)) {
     const Json json = Json::parse(s.json, s.name);
     const AttentionStrategy strategy = AttentionStrategy::resolve(inventory, &json, nullptr);
@@ -331,16 +332,46 @@ void expect_one_device_output(const Model& model, DType dtype) {
   }
 }
 
-TEST_F(DeviceMesh, GivesTheOneDeviceOutputInF32) {
-  Model model = small(512, 8, 2);
-  model.name = "8 over 2 heads";
-  expect_one_device_output(model, DType::f32);
+dist::MakeWeights random_of(DType dtype) {
+  return [dtype](Backend& to, const VisitFunction& visit, const Shard& shard) {
+    return random_weights(to, visit, dtype, 7, shard);
+  };
 }
 
-TEST_F(DeviceMesh, GivesTheOneDeviceOutputInBf16) {
+TEST_F(DeviceMesh, RandomModelGivesTheOneDeviceOutputInF32) {
+  Model model = small(512, 8, 2);
+  model.name = "8 over 2 heads";
+  expect_one_device_output(model, DType::f32, random_of(DType::f32));
+}
+
+TEST_F(DeviceMesh, RandomModelGivesTheOneDeviceOutputInBf16) {
   Model model = small(1024, 16, 4);
   model.name = "16 over 4 heads";
-  expect_one_device_output(model, DType::bf16);
+  expect_one_device_output(model, DType::bf16, random_of(DType::bf16));
+}
+
+// The checkpoint of the repository; ORRERY_SOURCE_DIR says where it is when the tests have moved.
+TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
+  const char* moved = std::getenv("ORRERY_SOURCE_DIR");
+  const std::filesystem::path folder =
+      std::filesystem::path(moved != nullptr ? moved : ORRERY_SOURCE_DIR) /
+      "models/cosmos3-pico/transformer";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
+  Model model;
+  model.name = "pico";
+  model.config = TransformerConfig::from_json(Json::load(folder / "config.json"));
+  const int64_t p = model.config.latent_patch_size;
+  model.inputs = dist::random_inputs(model.config, 37, 5, 15 * p - p / 2, 17 * p);
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    expect_one_device_output(
+        model, dtype, [&](Backend& to, const VisitFunction& visit, const Shard& shard) {
+          LoadOptions options;
+          options.ignored = Transformer::is_unused;
+          options.dtype = dtype;
+          options.shard = shard;
+          return load_weights(to, Safetensors::open_folder(folder), visit, options);
+        });
+  }
 }
 
 // Two ranks of cp share each key/value head.
@@ -349,9 +380,7 @@ TEST_F(DeviceMesh, GivesTheOneDeviceOutputOfHeadsThatRanksShare) {
   model.name = "8 over 1 heads";
   const AttentionStrategy dense = AttentionStrategy::dense(
       {static_cast<int>(model.config.num_hidden_layers), {}, "transformer", 0, 0});
-  const auto weights = [](Backend& to, const VisitFunction& visit, const Shard& shard) {
-    return random_weights(to, visit, DType::bf16, 7, shard);
-  };
+  const dist::MakeWeights weights = random_of(DType::bf16);
   std::vector<float> want;
   {
     const auto backend = cuda::make_cuda_backend({0});
@@ -360,8 +389,8 @@ TEST_F(DeviceMesh, GivesTheOneDeviceOutputOfHeadsThatRanksShare) {
                .values;
   }
   on_devices({1, 2, 1}, 128, [&](int, Backend& backend, const MeshGroups& groups) {
-    const auto got = dist::evaluate(backend, DType::bf16, weights, model.config, model.inputs,
-                                    dense, 1, groups);
+    const auto got =
+        dist::evaluate(backend, DType::bf16, weights, model.config, model.inputs, dense, 1, groups);
     EXPECT_LT(difference(got.values, want), tolerance(model.config, DType::bf16, false));
   });
 }

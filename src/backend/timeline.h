@@ -1,14 +1,12 @@
-// When queued work ran on the device, by events around it.
+// When queued work ran on a device.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "backend/backend.h"
 #include "base/work_observer.h"
 
-namespace orrery::cuda {
+namespace orrery {
 
 class Timeline : public WorkObserver {
  public:
@@ -21,7 +19,4 @@ class Timeline : public WorkObserver {
   virtual std::vector<Span> spans() = 0;
 };
 
-// For the work of a backend made by make_cuda_backend() and of its communicators; on its thread.
-std::unique_ptr<Timeline> make_timeline(const Backend& backend);
-
-}  // namespace orrery::cuda
+}  // namespace orrery
