@@ -25,7 +25,6 @@ int main(int argc, char** argv) {
     else if (key == "text-tokens") options.text_tokens = std::stoll(value);
     else if (key == "attention") options.attention = value;
     else if (key == "meshes") options.meshes = value;
-    else if (key == "part-rows") options.part_rows = std::stoll(value);
     else if (key == "timeline") options.timeline = true;
     else if (key == "device") engine.device = value;
     else if (key == "dtype") engine.dtype = value;

@@ -11,7 +11,7 @@ each request and attention strategy that was measured on one device and on meshe
 E is a whole evaluation on one device; F, of it, is what no axis cuts, and R what tp does not cut (norms of whole
 rows): both are what the measured meshes took beyond their share and their communication. G is what cfg 2 adds. The
 communication is bytes over the measured rate. `exposed` is what of it compute did not hide: known when a mesh was
-also measured with part-rows so large that nothing overlaps, else 1.
+also measured with parts so large that nothing overlaps (cp2@1048576), else 1.
 """
 import json
 import math
@@ -24,7 +24,7 @@ SIZES = {"nano": (4096, 32, 8, 36), "super": (5120, 64, 8, 64), "edge": (2048, 1
 HEAD_DIM, PATCH, CHANNELS, SPATIAL, TEMPORAL = 128, 2, 48, 16, 4
 MESHES = ["cp 4", "tp 4", "cp 2 x cfg 2", "tp 2 x cfg 2", "tp 2 x cp 2",
           "cp 8", "tp 8", "cp 4 x cfg 2", "tp 4 x cfg 2", "tp 2 x cp 2 x cfg 2", "tp 2 x cp 4"]
-NO_OVERLAP = 1 << 20  # part-rows from here on: one part
+NO_OVERLAP = 1 << 20  # parts of so many rows: one part
 
 
 def degrees(mesh):
@@ -75,10 +75,10 @@ def read(files):
             command = record.get("command", "")
             if record.get("bench") == "step" and record.get("unit") == "s" and case.startswith("one step, "):
                 attention = re.search(r"attention[= ]('[^']*'|\S+)", command)
-                rows = re.search(r"part-rows[= ](\d+)", command)
-                overlaps = rows is None or int(rows[1]) < NO_OVERLAP
+                mesh, _, rows = case.removeprefix("one step, ").partition(", parts of ")
+                overlaps = not rows or int(rows.split()[0]) < NO_OVERLAP
                 key = (text, Path(attention[1]).stem if attention else "dense")
-                steps.setdefault(key, {})[case.removeprefix("one step, "), overlaps] = record["value"]
+                steps.setdefault(key, {})[mesh, overlaps] = record["value"]
             if record.get("bench") == "link" and record.get("unit") == "GB/s":
                 kind = "sum" if case.startswith("sum") else "exchange" if case.startswith("exchange of q") else None
                 if kind:

@@ -19,10 +19,10 @@ struct BenchOptions {
   int64_t text_tokens = 512;     // of each guidance branch
   std::string attention;         // strategy, as in EngineOptions
   std::string command;           // recorded in each line
-  // step and link: meshes of ranks, "cp2,cfg2,tp2cp2", each beside one device measured in the same run. Empty: that
-  // of the engine's degrees, if they are more than one rank.
+  // step and link: meshes of ranks, "cp2,cfg2,tp2cp2", each beside one device measured in the same run. "cp2@N" lets
+  // at least N rows travel at once while others are computed, instead of the engine's choice. Empty: the mesh of the
+  // engine's degrees, if they are more than one rank.
   std::string meshes;
-  int64_t part_rows = 0;         // rows that travel at once while others are computed; 0: the engine's choice
   bool timeline = false;         // step: a line with the times of every operation of one layer too (CUDA)
 };
 

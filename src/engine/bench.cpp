@@ -44,36 +44,55 @@ Settings make_settings(const BenchOptions& options, const VaeConfig& vae) {
   return s;
 }
 
-// "cp2", "tp2cp2": what `mesh` cuts; "one device" for a single rank.
-std::string name_of_mesh(const Mesh& mesh) {
-  std::string name;
-  for (const auto& [axis, degree] : {std::pair{"tp", mesh.tp}, {"cp", mesh.cp}, {"cfg", mesh.cfg}}) {
-    if (degree > 1) name += concat(name.empty() ? "" : " x ", axis, " ", degree);
-  }
-  return name.empty() ? "one device" : name;
-}
-
-// The inverse of a name as a flag has it: "tp2cp2".
-Mesh parse_mesh(const std::string& text) {
+// A mesh to be measured.
+struct MeshCase {
   Mesh mesh;
-  size_t at = 0;
-  while (at < text.size()) {
-    size_t digits = text.find_first_of("0123456789", at);
-    const std::string axis = text.substr(at, digits == std::string::npos ? digits : digits - at);
-    int* degree = axis == "tp" ? &mesh.tp : axis == "cp" ? &mesh.cp : axis == "cfg" ? &mesh.cfg : nullptr;
-    require(degree != nullptr && digits != std::string::npos, "bench: mesh \"", text,
-            "\" is not known; it names axes and degrees, as in cp2 or tp2cp2");
-    at = std::min(text.find_first_not_of("0123456789", digits), text.size());
-    *degree = std::stoi(text.substr(digits, at - digits));
+  int64_t part_rows = 0;  // 0: the engine's choice
+
+  // "tp 2 x cp 2", "cp 2, parts of 4096 rows".
+  std::string name() const {
+    std::string text;
+    for (const auto& [axis, degree] : {std::pair{"tp", mesh.tp}, {"cp", mesh.cp}, {"cfg", mesh.cfg}}) {
+      if (degree > 1) text += concat(text.empty() ? "" : " x ", axis, " ", degree);
+    }
+    return part_rows > 0 ? concat(text, ", parts of ", part_rows, " rows") : text;
   }
-  return mesh;
+};
+
+// "tp2cp2", "cp2@4096".
+MeshCase parse_mesh(const std::string& text) {
+  MeshCase result;
+  size_t at = 0;
+  // Takes the digits at `at`; 0 when there are none or too many.
+  const auto number = [&] {
+    const size_t end = std::min(text.find_first_not_of("0123456789", at), text.size());
+    const std::string digits = text.substr(at, end - at);
+    at = end;
+    return digits.empty() || digits.size() > 9 ? 0 : std::stoi(digits);
+  };
+  bool known = !text.empty();
+  while (known && at < text.size()) {
+    const size_t begin = at;
+    at = std::min(text.find_first_of("0123456789", at), text.size());
+    const std::string axis = text.substr(begin, at - begin);
+    const int degree = number();
+    known = degree > 0;
+    if (axis == "tp") result.mesh.tp = degree;
+    else if (axis == "cp") result.mesh.cp = degree;
+    else if (axis == "cfg") result.mesh.cfg = degree;
+    else if (axis == "@") result.part_rows = degree;
+    else known = false;
+  }
+  require(known && result.mesh.world() > 1, "bench: mesh \"", text,
+          "\" is not known; it names axes and degrees, as in cp2, tp2cp2 or cp2@4096");
+  return result;
 }
 
-std::vector<Mesh> meshes_of(const BenchOptions& options, const EngineOptions& engine) {
-  std::vector<Mesh> meshes;
+std::vector<MeshCase> meshes_of(const BenchOptions& options, const EngineOptions& engine) {
+  std::vector<MeshCase> meshes;
   std::stringstream list(options.meshes);
   for (std::string item; std::getline(list, item, ',');) meshes.push_back(parse_mesh(item));
-  if (meshes.empty() && mesh_of(engine).world() > 1) meshes.push_back(mesh_of(engine));
+  if (meshes.empty() && mesh_of(engine).world() > 1) meshes.push_back({mesh_of(engine)});
   return meshes;
 }
 
@@ -95,9 +114,11 @@ class Bench {
   }
 
   // Collective.
-  void join(World& world, const Mesh& mesh, int rank) {
-    mesh.check({config_.num_attention_heads, config_.num_key_value_heads, {config_.intermediate_size}}, world.size());
-    groups_ = connect(world, mesh, rank, *backend_, options_.part_rows);
+  void join(World& world, const MeshCase& mesh, int rank) {
+    mesh.mesh.check({config_.num_attention_heads, config_.num_key_value_heads, {config_.intermediate_size}},
+                    world.size());
+    groups_ = connect(world, mesh.mesh, rank, *backend_, mesh.part_rows);
+    mesh_name_ = mesh.name();
   }
 
   // Releases ranks that wait for this one, from any thread.
@@ -128,15 +149,14 @@ class Bench {
     const double value = step(&latents);
     const double rate = gemm_ceiling(*backend_, dtype_);
     if (!groups_.leads()) return;
-    const std::string name = name_of_mesh(groups_.mesh);
-    report("one step, " + name, value, "s", step_flops_ / rate, "one device in the same run", one.seconds);
+    report("one step, " + mesh_name_, value, "s", step_flops_ / rate, "one device in the same run", one.seconds);
     double difference = 0, norm = 0;
     for (size_t i = 0; i < latents.size(); ++i) {
       const double want = one.latents[i], off = latents[i] - want;
       difference += off * off;
       norm += want * want;
     }
-    report("latents against one device after the steps, " + name, std::sqrt(difference / norm), "relative");
+    report("latents against one device after the steps, " + mesh_name_, std::sqrt(difference / norm), "relative");
   }
 
   // What the links between this rank's groups carry, at the sizes of this request.
@@ -430,7 +450,7 @@ class Bench {
                     .set("end", span.end_ms - from));
     }
     if (!groups_.leads()) return;
-    line_(measurement("timeline of one layer, " + name_of_mesh(groups_.mesh), until - from, "ms")
+    line_(measurement("timeline of one layer, " + mesh_name_, until - from, "ms")
               .set("floor", Json())
               .set("peer", Json())
               .set("peer_value", Json())
@@ -469,6 +489,7 @@ class Bench {
   ModelPreset preset_;
   std::unique_ptr<Backend> backend_;
   MeshGroups groups_;
+  std::string mesh_name_;
   DType dtype_;
   TransformerConfig config_;
   VaeConfig vae_config_;
@@ -479,7 +500,7 @@ class Bench {
 }  // namespace
 
 void run_bench(const BenchOptions& options, const EngineOptions& engine, const Lines& line) {
-  const std::vector<Mesh> meshes = meshes_of(options, engine);
+  const std::vector<MeshCase> meshes = meshes_of(options, engine);
   if (options.what == "link") {
     require(!meshes.empty(), "bench link: needs ranks; give --meshes, or a degree above 1");
   } else if (meshes.empty()) {
@@ -488,11 +509,11 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
   require(options.what == "step" || options.what == "link", "bench ", options.what,
           " runs on one device; step and link take meshes");
   std::optional<Bench::Alone> one;  // of rank 0
-  for (const Mesh& mesh : meshes) {
+  for (const MeshCase& mesh : meshes) {
     EngineOptions of_mesh = engine;
-    of_mesh.tp_degree = mesh.tp;
-    of_mesh.cp_degree = mesh.cp;
-    of_mesh.cfg_degree = mesh.cfg;
+    of_mesh.tp_degree = mesh.mesh.tp;
+    of_mesh.cp_degree = mesh.mesh.cp;
+    of_mesh.cfg_degree = mesh.mesh.cfg;
     const std::shared_ptr<World> world = make_world(of_mesh);
     const std::vector<int> local = world->local();
     std::vector<std::unique_ptr<Bench>> ranks(local.size());
