@@ -7,6 +7,7 @@
 #include "attention/warm_up.h"
 #include "base/error.h"
 #include "engine/backends.h"
+#include "engine/fingerprint.h"
 #include "engine/guardrail.h"
 #include "engine/measure.h"
 #include "engine/ranks.h"

@@ -35,8 +35,4 @@ void abort(const MeshGroups& groups);
 // Makes the groups ready again after abort(). Called by every rank within World::run().
 void renew(const MeshGroups& groups);
 
-// Equal on ranks that were started with the same request.
-std::string fingerprint(const Request& request, const Settings& settings,
-                        const EngineOptions& options);
-
 }  // namespace orrery
