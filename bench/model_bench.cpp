@@ -24,6 +24,8 @@ int main(int argc, char** argv) {
     else if (key == "guidance-scale") options.guidance_scale = std::stod(value);
     else if (key == "text-tokens") options.text_tokens = std::stoll(value);
     else if (key == "attention") options.attention = value;
+    else if (key == "meshes") options.meshes = value;
+    else if (key == "timeline") options.timeline = true;
     else if (key == "device") engine.device = value;
     else if (key == "dtype") engine.dtype = value;
     else {

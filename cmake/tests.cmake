@@ -39,6 +39,9 @@ orrery_test(conformance unit SOURCES ${conformance} DEPS backend cpu cuda)
 if(ORRERY_CUDA)
   file(GLOB device CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device/*.cpp)
   orrery_test(device_test device SOURCES ${device} ${conformance} DEPS attention cuda)
+  # Ranks on two GPUs.
+  file(GLOB device_mesh CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device_mesh/*.cpp)
+  orrery_test(device_mesh_test device SOURCES ${device_mesh} DEPS engine)
 endif()
 
 file(GLOB golden CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/*.cpp)

@@ -379,8 +379,8 @@ int run(int argc, char** argv, Job& job) {
   BenchOptions bench_options;
   EngineOptions bench_engine;
   CLI::App* bench = app.add_subcommand("bench", "Measure a published model size with random weights; JSON lines");
-  bench->add_option("what", bench_options.what, "layer, step, vae or e2e")
-      ->check(CLI::IsMember({"layer", "step", "vae", "e2e"}))
+  bench->add_option("what", bench_options.what, "layer, step, vae, e2e or link")
+      ->check(CLI::IsMember({"layer", "step", "vae", "e2e", "link"}))
       ->capture_default_str();
   bench->add_option("--config", bench_options.config, "nano, super or edge")->capture_default_str();
   bench->add_option("--num-layers", bench_options.num_layers, "Layers; 0: the config's");
@@ -390,6 +390,10 @@ int run(int argc, char** argv, Job& job) {
   bench->add_option("--num-inference-steps", bench_options.num_inference_steps, "Steps")->capture_default_str();
   bench->add_option("--guidance-scale", bench_options.guidance_scale, "1 runs one branch")->capture_default_str();
   bench->add_option("--text-tokens", bench_options.text_tokens, "Tokens of each prompt")->capture_default_str();
+  bench->add_option("--meshes", bench_options.meshes,
+                    "step and link: meshes of ranks beside one device, as in cp2,cfg2,tp2cp2; cp2@N: at least N rows "
+                    "travel at once; none: that of the degrees");
+  bench->add_flag("--timeline", bench_options.timeline, "step: the times of every operation of one layer too");
   add_engine_flags(*bench, bench_engine);
 
   try {
@@ -400,8 +404,9 @@ int run(int argc, char** argv, Job& job) {
     if (job.rank() > 0) return 0;
     return app.exit(error) == 0 ? 0 : 2;
   }
-  if (job.size() > 1 && !*generate) {
-    throw Error(ErrorKind::invalid_argument, "only generate runs on several ranks; start this command without mpirun");
+  if (job.size() > 1 && !*generate && !*bench) {
+    throw Error(ErrorKind::invalid_argument,
+                "only generate and bench run on several ranks; start this command without mpirun");
   }
 
   generate_options.safety_check = !no_safety_check;
@@ -412,6 +417,7 @@ int run(int argc, char** argv, Job& job) {
   if (*plan) return cli::plan(plan_flags.resolve(*plan), plan_files, plan_options, plan_json);
   if (*bench) {
     bench_options.attention = bench_engine.attention;
+    bench_engine.job = &job;
     for (int i = 0; i < argc; ++i) bench_options.command += (i ? " " : "") + std::string(argv[i]);
     run_bench(bench_options, bench_engine, [](const std::string& line) { std::cout << line << std::endl; });
     return 0;

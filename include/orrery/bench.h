@@ -10,7 +10,7 @@
 namespace orrery {
 
 struct BenchOptions {
-  std::string what = "step";     // layer, step, vae or e2e
+  std::string what = "step";     // layer, step, vae, e2e or link
   std::string config = "nano";   // nano, super or edge
   int64_t num_layers = 0;        // 0: the config's
   int64_t height = 720, width = 1280, num_frames = 189;
@@ -19,10 +19,15 @@ struct BenchOptions {
   int64_t text_tokens = 512;     // of each guidance branch
   std::string attention;         // strategy, as in EngineOptions
   std::string command;           // recorded in each line
+  // step and link: meshes of ranks, "cp2,cfg2,tp2cp2", each beside one device measured in the same run. "cp2@N" lets
+  // at least N rows travel at once while others are computed, instead of the engine's choice. Empty: the mesh of the
+  // engine's degrees, if they are more than one rank.
+  std::string meshes;
+  bool timeline = false;         // step: a line with the times of every operation of one layer too (CUDA)
 };
 
 // Calls `line` with one JSON object a measurement: bench, case, device, driver, commit, date, command,
-// value, unit, floor, peer, peer_value, ratio.
+// value, unit, floor, peer, peer_value, ratio. Of many ranks the first calls.
 void run_bench(const BenchOptions& options, const EngineOptions& engine,
                const std::function<void(const std::string&)>& line);
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "dist/communicator.h"
 #include "dist/mesh.h"
 
 namespace orrery {
@@ -59,107 +58,132 @@ AttentionMoment Attention::moment() const {
 
 bool Attention::is_shared() const { return cp_ != nullptr && cp_->size() > 1; }
 
-KvRows Attention::keys_values(Arena& arena, View und_k, View und_v, int64_t rows) {
+AttentionInputs Attention::inputs(Arena& arena, int64_t heads, View und_k, View und_v) {
   require(und_k.rank() == 3 && und_v.shape == und_k.shape && und_v.dtype == und_k.dtype,
           "attention: text keys are ", und_k.shape, " and values ", und_v.shape,
           ", expected equal [text, KV heads, head_dim]");
-  // In a group the text joins after the exchange, once the heads of this rank are known.
-  const int64_t text = is_shared() ? 0 : und_k.dim(0);
-  const Shape shape{text + rows, und_k.dim(1), und_k.dim(2)};
-  KvRows kv;
-  kv.full_k = arena.make(shape, und_k.dtype);
-  kv.full_v = arena.make(shape, und_k.dtype);
-  if (text > 0) {
-    backend_.copy(kv.full_k.slice(0, 0, text), und_k);
-    backend_.copy(kv.full_v.slice(0, 0, text), und_v);
+  if (is_shared()) return shared_inputs(arena, heads, und_k, und_v);
+  AttentionInputs in;
+  const int64_t rows = sequence_.size(), kv_heads = und_k.dim(1), d = und_k.dim(2);
+  in.text = und_k.dim(0);
+  in.whole_q = arena.make({rows, heads, d}, und_k.dtype);
+  in.whole_k = arena.make({in.text + rows, kv_heads, d}, und_k.dtype);
+  in.whole_v = arena.make({in.text + rows, kv_heads, d}, und_k.dtype);
+  in.whole_out = in.out = arena.make(in.whole_q.shape, und_k.dtype);
+  if (in.text > 0) {
+    backend_.copy(in.whole_k.slice(0, 0, in.text), und_k);
+    backend_.copy(in.whole_v.slice(0, 0, in.text), und_v);
   }
-  kv.k = kv.full_k.slice(0, text, rows);
-  kv.v = kv.full_v.slice(0, text, rows);
-  return kv;
+  in.q = {{0, in.whole_q}};
+  in.k = {{0, in.whole_k.slice(0, in.text, rows)}};
+  in.v = {{0, in.whole_v.slice(0, in.text, rows)}};
+  in.parts = {{0, rows}};
+  return in;
 }
-
-void Attention::run(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
-                    const AttentionSite& site) {
-  const Arena::Scope scope(arena);
-  if (is_shared() && !is_invariant(site.role)) {
-    return exchange(arena, out, q, und_k, und_v, kv, site);
-  }
-  attend(arena, out, q, kv.full_k, kv.full_v, und_k.dim(0), site);
-}
-
-namespace {
-
-// out [ranks, padded, heads per rank, D] from x [rows, KV or H, D]: the heads of each rank in its
-// block. Rows past `rows` keep what they hold: they are cut off at the other end.
-void scatter_heads(Backend& backend, MutView out, View x, const HeadExchange& heads, bool is_kv) {
-  const int64_t ranks = out.dim(0), per_rank = out.dim(2), d = x.dim(2), rows = x.dim(0);
-  const MutView real = out.slice(1, 0, rows);
-  if (!is_kv || heads.splits_kv()) {
-    backend.copy(real.permute({1, 0, 2, 3}), x.reshape({rows, ranks, per_rank, d}));
-    return;
-  }
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    for (int64_t j = 0; j < per_rank; ++j) {
-      backend.copy(real.select(0, rank).select(1, j),
-                   x.select(1, heads.kv_head(static_cast<int>(rank), j)));
-    }
-  }
-}
-
-}  // namespace
 
 // Ulysses: this rank's rows of all heads become all rows of this rank's heads, and back.
-void Attention::exchange(Arena& arena, MutView out, View q, View und_k, View und_v,
-                         const KvRows& kv, const AttentionSite& site) {
-  const int ranks = cp_->size();
-  const SequenceShare share = sequence_.share(cp_->rank(), ranks);
-  const int64_t rows = q.dim(0), text = und_k.dim(0), d = q.dim(2);
-  require((rows == share.rows || rows == share.padded_rows) && kv.k.dim(0) == rows,
-          "attention: rank ", cp_->rank(), " of ", ranks, " brings ", rows, " queries and ",
-          kv.k.dim(0), " keys; its share is ", share.rows, ", or ", share.padded_rows,
-          " with padding");
-  const HeadExchange heads(q.dim(1), kv.k.dim(1), ranks);
-  const AttentionMethod& method = strategy_.method(moment().layout, site.layer, site.role);
-  require(heads.splits_kv() || !method.needs_whole_groups(), ErrorKind::unsupported,
-          "attention: ", method.description(),
-          " needs all query heads of a key/value head on one rank, but ", ranks, " ranks share ",
-          kv.k.dim(1), " key/value heads");
-  const int64_t q_heads = heads.q_count(), kv_heads = heads.kv_count();
-  const int64_t padded = share.padded_rows, all = ranks * padded;
+AttentionInputs Attention::shared_inputs(Arena& arena, int64_t heads, View und_k, View und_v) {
+  const int ranks = cp_->size(), me = cp_->rank();
+  const HeadExchange exchange(heads, und_k.dim(1), ranks);
+  const int64_t q_heads = exchange.q_count(), kv_heads = exchange.kv_count(), d = und_k.dim(2);
+  const int64_t rows = share().padded_rows, all = ranks * rows;
+  AttentionInputs in;
+  in.text = und_k.dim(0);
+  in.parts = row_parts(rows, cp_);
 
-  // A dry run moves nothing, and other ranks may not be there.
-  const auto trade = [&](MutView to, View from) {
-    if (!backend_.is_dry()) cp_->all_to_all(to, from);
-  };
-  const auto gather = [&](View x, MutView whole, bool is_kv) {
-    const Arena::Scope scope(arena);
-    const int64_t count = whole.dim(1);
-    const MutView parts = arena.make({ranks, padded, count, d}, x.dtype);
-    scatter_heads(backend_, parts, x, heads, is_kv);
-    trade(whole.reshape({ranks, padded, count, d}), parts);
-  };
+  // A rank's own heads are made where they are attended, those of others where they are sent from.
   // Rows of rank 0 come first, so real rows are contiguous and all padding lies at the end.
-  const MutView whole_q = arena.make({all, q_heads, d}, q.dtype);
-  gather(q, whole_q, false);
-  const auto join = [&](View und, View x) {
-    const MutView whole = arena.make({text + all, kv_heads, d}, x.dtype);
-    for (int64_t j = 0; text > 0 && j < kv_heads; ++j) {
-      backend_.copy(whole.slice(0, 0, text).select(1, j),
-                    und.select(1, heads.kv_head(cp_->rank(), j)));
+  const auto place = [&](int64_t count, int64_t lead, const auto& head_of, bool in_order,
+                         std::vector<AttentionInputs::Slot>& slots) {
+    const MutView whole = arena.make({lead + all, count, d}, und_k.dtype);
+    const MutView arrives = whole.slice(0, lead, all).reshape({ranks, rows, count, d});
+    const MutView sent = arena.make(arrives.shape, und_k.dtype);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const MutView block = (rank == me ? arrives : sent).select(0, rank);
+      if (in_order) {
+        slots.push_back({head_of(rank, 0), block});
+        continue;
+      }
+      for (int64_t j = 0; j < count; ++j) {
+        slots.push_back({head_of(rank, j), block.slice(1, j, 1)});
+      }
     }
-    gather(x, whole.slice(0, text, all), true);
-    return whole.slice(0, 0, text + sequence_.size());
+    in.trades.push_back({arrives, sent});
+    return whole;
   };
-  const View whole_k = join(und_k, kv.k), whole_v = join(und_v, kv.v);
+  const auto q_head = [&](int rank, int64_t j) { return rank * q_heads + j; };
+  const auto kv_head = [&](int rank, int64_t j) { return exchange.kv_head(rank, j); };
+  in.splits_kv = exchange.splits_kv();
+  const MutView whole_q = place(q_heads, 0, q_head, true, in.q);
+  const MutView whole_k = place(kv_heads, in.text, kv_head, in.splits_kv, in.k);
+  const MutView whole_v = place(kv_heads, in.text, kv_head, in.splits_kv, in.v);
+  for (int64_t j = 0; in.text > 0 && j < kv_heads; ++j) {
+    const int64_t head = exchange.kv_head(me, j);
+    backend_.copy(whole_k.slice(0, 0, in.text).select(1, j), und_k.select(1, head));
+    backend_.copy(whole_v.slice(0, 0, in.text).select(1, j), und_v.select(1, head));
+  }
+  // Padding is cut off here: it lies behind all real rows.
+  in.whole_q = whole_q.slice(0, 0, sequence_.size());
+  in.whole_k = whole_k.slice(0, 0, in.text + sequence_.size());
+  in.whole_v = whole_v.slice(0, 0, in.text + sequence_.size());
+  const MutView whole_out = arena.make(whole_q.shape, und_k.dtype);
+  in.whole_out = whole_out.slice(0, 0, sequence_.size());
+  in.sent_out = whole_out.reshape({ranks, rows, q_heads, d});
+  // The queries that were sent are gone by then.
+  in.arrived_out = MutView::cast(in.trades.front().x);
+  in.out = arena.make({rows, heads, d}, und_k.dtype);
+  return in;
+}
 
-  const MutView whole_out = arena.make({all, q_heads, d}, out.dtype);
-  attend(arena, whole_out.slice(0, 0, sequence_.size()), whole_q.slice(0, 0, sequence_.size()),
-         whole_k, whole_v, text, site);
+void Attention::send(AttentionInputs& in, const RowRange& part) {
+  // A dry run moves nothing, and other ranks may not be there.
+  if (!is_shared() || backend_.is_dry() || part.count == 0) return;
+  std::vector<Trade> trades;
+  for (const Trade& trade : in.trades) {
+    trades.push_back(
+        {trade.out.slice(1, part.begin, part.count), trade.x.slice(1, part.begin, part.count)});
+  }
+  in.tickets.push_back(cp_->start_exchange(trades));
+}
 
-  const MutView parts = arena.make({ranks, padded, q_heads, d}, out.dtype);
-  trade(parts, whole_out.reshape({ranks, padded, q_heads, d}));
-  backend_.copy(out.reshape({rows, ranks, q_heads, d}),
-                parts.slice(1, 0, rows).permute({1, 0, 2, 3}));
+void Attention::run(Arena& arena, AttentionInputs& in, const AttentionSite& site) {
+  if (is_shared()) {
+    const AttentionMethod& method = strategy_.method(moment().layout, site.layer, site.role);
+    require(in.splits_kv || !method.needs_whole_groups(), ErrorKind::unsupported,
+            "attention: ", method.description(),
+            " needs all query heads of a key/value head on one rank, but the ", cp_->size(),
+            " ranks that share the sequence do not divide the key/value heads");
+    if (!in.tickets.empty()) cp_->finish(in.tickets.back());
+    in.tickets.clear();
+  }
+  attend(arena, in.whole_out, in.whole_q, in.whole_k, in.whole_v, in.text, site);
+  if (!is_shared() || backend_.is_dry()) return;
+  for (const RowRange& part : in.parts) {
+    if (part.count == 0) continue;
+    const Trade back{in.arrived_out.slice(1, part.begin, part.count),
+                     in.sent_out.slice(1, part.begin, part.count)};
+    in.tickets.push_back(cp_->start_exchange({&back, 1}));
+  }
+}
+
+View Attention::output(AttentionInputs& in, const RowRange& part) {
+  const MutView out = in.out.slice(0, part.begin, part.count);
+  if (!is_shared()) return out;
+  if (!in.tickets.empty()) {
+    cp_->finish(in.tickets.front());
+    in.tickets.erase(in.tickets.begin());
+  }
+  const int64_t heads = in.sent_out.dim(2);
+  for (int rank = 0; rank < cp_->size(); ++rank) {
+    const MutView& from = rank == cp_->rank() ? in.sent_out : in.arrived_out;
+    backend_.copy(out.slice(1, rank * heads, heads),
+                  from.select(0, rank).slice(0, part.begin, part.count));
+  }
+  return out;
+}
+
+void Attention::run_text(Arena& arena, MutView out, View q, View k, View v, int layer) {
+  attend(arena, out, q, k, v, 0, {layer, AttentionRole::und});
 }
 
 SequenceShare Attention::share() const {

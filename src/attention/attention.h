@@ -2,11 +2,15 @@
 // (context parallelism) and where keys and values of the text lie.
 //
 // Life of one generation call, the same lines on every mesh:
-//   1. keys_values() hands out the rows for this rank's keys and values, behind the text's.
-//   2. The model writes them (the projection and qk_norm_rope write straight into place).
-//   3. run() exchanges sequence for heads (nothing to do in a group of one), asks the strategy for
-//   the
-//      plan of (step, layer, role), runs it, and exchanges back.
+//   1. inputs() hands out the rows for this rank's queries, keys and values, and says in which
+//   parts
+//      to make them.
+//   2. For each part the model writes its rows (qk_norm_rope writes straight into place) and calls
+//      send(): in a group, heads of other ranks travel while the next part is made.
+//   3. run() asks the strategy for the plan of (step, layer, role), runs it, and starts the way
+//      back.
+//   4. For each part, output() hands out the finished rows: while later parts still travel, the
+//      model goes on with this one.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +25,30 @@
 #include "attention/sequence.h"
 #include "attention/strategy.h"
 #include "backend/backend.h"
+#include "dist/communicator.h"
 
 namespace orrery {
 
-class Communicator;
+// Memory of one generation call, from inputs() on; valid until the caller's arena scope ends.
+struct AttentionInputs {
+  // Heads [head, head + rows.dim(1)) of the model's numbering belong into rows [rows, heads, D].
+  struct Slot {
+    int64_t head = 0;
+    MutView rows;
+  };
+  std::vector<Slot> q, k, v;    // write all of them; in a group a head may have several
+  std::vector<RowRange> parts;  // of this rank's rows, to be made and sent in this order
 
-// Rows of one layer's keys and values. Writable part: this rank's generation rows.
-struct KvRows {
-  MutView k, v;  // [rows of this rank, KV, D]: write here
-  MutView full_k,
-      full_v;  // [text + rows, KV, D]; without the text when a group shares the sequence
+  // What this rank attends once all has arrived: [text + sequence, its heads, D].
+  MutView whole_q, whole_k, whole_v;
+  MutView whole_out;
+  // In a group [ranks, rows, heads, D]: what goes to each rank, and where it arrives.
+  std::vector<Trade> trades;
+  MutView sent_out, arrived_out;
+  MutView out;  // [rows of this rank, H, D]
+  int64_t text = 0;
+  bool splits_kv = true;                      // no key/value head goes to two ranks
+  std::vector<Communicator::Ticket> tickets;  // of the parts that travel
 };
 
 // What ran, for the report.
@@ -74,15 +92,19 @@ class Attention {
     return control_weights_.size() > 1 ? AttentionRole::gen_multi_control : AttentionRole::gen;
   }
 
-  // Memory comes from `arena` and lives until the caller's scope ends. und_k, und_v [text, KV, D];
-  // text may be 0 (B58), KV, D and dtype are read all the same.
-  KvRows keys_values(Arena& arena, View und_k, View und_v, int64_t rows);
-  // out, q [rows, H, D] of this rank: all of sequence() without a group, else its share of the
-  // rows, with or without padding (Sequence::share). For the text tower, causal and whole on each
-  // rank, und_k and und_v have no rows and kv holds the text.
-  void run(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
-           const AttentionSite& site);
+  // Memory comes from `arena`. und_k, und_v [text, KV, D]: keys and values of the text on this
+  // rank; text may be 0 (B58), KV, D and dtype are read all the same. The call is for the rows of
+  // share(), padding included, and `heads` query heads.
+  AttentionInputs inputs(Arena& arena, int64_t heads, View und_k, View und_v);
+  void send(AttentionInputs& inputs, const RowRange& part);
+  void run(Arena& arena, AttentionInputs& inputs, const AttentionSite& site);
+  // [part.count, H, D]. Parts in order.
+  View output(AttentionInputs& inputs, const RowRange& part);
 
+  // The text tower, causal and whole on each rank: out, q [Sq, H, D]; k, v [Skv, KV, D].
+  void run_text(Arena& arena, MutView out, View q, View k, View v, int layer);
+
+  Backend& backend() const { return backend_; }
   const Sequence& sequence() const { return sequence_; }
   // This rank's rows of sequence(): all of them without a group.
   SequenceShare share() const;
@@ -105,8 +127,7 @@ class Attention {
   // One call of the method: `pass` of `passes` over parts of the sequence, laid out as `sequence`.
   void attend_once(Arena& arena, MutView out, View q, View k, View v, int64_t text,
                    const AttentionSite& site, const Sequence& sequence, int pass, int passes);
-  void exchange(Arena& arena, MutView out, View q, View und_k, View und_v, const KvRows& kv,
-                const AttentionSite& site);
+  AttentionInputs shared_inputs(Arena& arena, int64_t heads, View und_k, View und_v);
   bool is_shared() const;
   AttentionMoment moment() const;
   double seconds_so_far() const;

@@ -15,6 +15,7 @@ using testing::CallData;
 using testing::CallShape;
 using testing::floats;
 using testing::gen_by;
+using testing::generate;
 using testing::host_arena;
 using testing::same_bits;
 using testing::strategy_of;
@@ -365,7 +366,7 @@ TEST_F(AttentionFacade, RefusesWhatDoesNotFit) {
   EXPECT_THROW(Attention(*backend_, strategy, other, 0), Error);
   Attention fitting(*backend_, strategy, data.shape.sequence, 16);
   EXPECT_THROW(call(fitting, arena_, data, {4, AttentionRole::gen}), Error);
-  EXPECT_THROW(fitting.keys_values(arena_, View{}, View{}, 4), Error);
+  EXPECT_THROW(fitting.inputs(arena_, 4, View{}, View{}), Error);
 }
 
 // A dry run through a measuring arena finds exactly the memory that the real call takes.
@@ -382,13 +383,8 @@ TEST_F(AttentionFacade, DryRunFindsThePeak) {
       Attention attention(backend, strategy, data.shape.sequence, 16);
       attention.begin_step(0, 1);
       const Arena::Scope scope(arena);
-      const KvRows kv = attention.keys_values(arena, data.und_k.view, data.und_v.view, 384);
-      const MutView out = arena.make(data.q.view.shape, DType::f32);
-      if (!backend.is_dry()) {
-        backend.copy(kv.k, data.k.view);
-        backend.copy(kv.v, data.v.view);
-      }
-      attention.run(arena, out, data.q.view, data.und_k.view, data.und_v.view, kv, kGen);
+      generate(attention, arena, data.q.view, data.k.view, data.v.view, data.und_k.view,
+               data.und_v.view, kGen);
     };
     drive(dry, measuring);
     Arena exact(allocate_host(measuring.peak()));

@@ -51,17 +51,37 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// The rows of `from` [rows, heads, D] that a rank makes, into the slots that the facade hands out.
+inline void fill(Backend& backend, const std::vector<AttentionInputs::Slot>& slots, View from) {
+  for (const AttentionInputs::Slot& slot : slots) {
+    backend.copy(slot.rows, from.slice(1, slot.head, slot.rows.dim(1)));
+  }
+}
+
+// One generation call as the model makes it, of this rank's rows of q, k and v with padding.
+inline View generate(Attention& attention, Arena& arena, View q, View k, View v, View und_k,
+                     View und_v, const AttentionSite& site) {
+  AttentionInputs in = attention.inputs(arena, q.dim(1), und_k, und_v);
+  fill(attention.backend(), in.q, q);
+  fill(attention.backend(), in.k, k);
+  fill(attention.backend(), in.v, v);
+  for (const RowRange& part : in.parts) attention.send(in, part);
+  attention.run(arena, in, site);
+  for (const RowRange& part : in.parts) attention.output(in, part);
+  return in.out;
+}
+
 // One call of the facade on one rank.
 inline std::vector<float> call(Attention& attention, Arena& arena, const CallData& data,
                                const AttentionSite& site = {}) {
   const Arena::Scope scope(arena);
-  const KvRows kv =
-      attention.keys_values(arena, data.und_k.view, data.und_v.view, data.k.view.dim(0));
-  std::memcpy(kv.k.mut(), data.k.view.data, size_t(data.k.view.bytes()));
-  std::memcpy(kv.v.mut(), data.v.view.data, size_t(data.v.view.bytes()));
-  const MutView out = arena.make(data.q.view.shape, DType::f32);
-  attention.run(arena, out, data.q.view, data.und_k.view, data.und_v.view, kv, site);
-  return floats(out);
+  const View q = data.q.view, k = data.k.view, v = data.v.view;
+  if (is_invariant(site.role)) {
+    const MutView out = arena.make(q.shape, DType::f32);
+    attention.run_text(arena, out, q, k, v, site.layer);
+    return floats(out);
+  }
+  return floats(generate(attention, arena, q, k, v, data.und_k.view, data.und_v.view, site));
 }
 
 inline AttentionInventory inventory(int layers = 4) {

@@ -111,10 +111,12 @@ void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn)
   it->second.calls += 1;
   it->second.flops += flops;
   it->second.bytes += bytes;
-  if (!profiling_) return fn();
-  synchronize();
+  if (observer_ != nullptr) observer_->begin(op, lane());
+  if (profiling_) synchronize();
   const auto start = std::chrono::steady_clock::now();
   fn();
+  if (observer_ != nullptr) observer_->end(lane());
+  if (!profiling_) return;
   synchronize();
   it->second.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "backend/attention_plan.h"
+#include "base/work_observer.h"
 #include "tensor/tensor.h"
 #include "tensor/view.h"
 
@@ -162,6 +163,8 @@ class Backend {
   void reset_stats() { stats_.clear(); }
   void set_profiling(bool on) { profiling_ = on; }  // times each call; synchronises the device
   bool profiling() const { return profiling_; }
+  // Told of every operation from here on; null for none.
+  void set_observer(WorkObserver* observer) { observer_ = observer; }
 
  protected:
   std::string last_attention_;
@@ -169,6 +172,8 @@ class Backend {
  private:
   template <typename Fn>
   void run(std::string_view op, double flops, double bytes, const Fn& fn);
+  // Where its work is queued, for observers.
+  virtual void* lane() const { return nullptr; }
 
   virtual void do_upload(MutView out, View host) = 0;
   virtual void do_download(MutView out, View x) = 0;
@@ -197,6 +202,7 @@ class Backend {
 
   OpTable stats_;
   bool profiling_ = false;
+  WorkObserver* observer_ = nullptr;
 };
 
 }  // namespace orrery

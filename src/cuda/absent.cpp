@@ -19,7 +19,9 @@ bool is_cuda_built() { return false; }
 
 DeviceMemory device_memory(int) { refuse(); }
 
-void* stream_of(const Backend&) { refuse(); }
+Place place_of(const Backend&) { refuse(); }
+
+std::unique_ptr<Timeline> make_timeline(const Backend&) { refuse(); }
 
 const std::string& last_convolution(const Backend&) { refuse(); }
 

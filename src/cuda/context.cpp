@@ -112,12 +112,21 @@ Context::Context(int device) : device_(device) {
              int64_t(gib(properties.totalGlobalMem)), " GiB, driver for CUDA ", version(driver),
              ", cuBLASLt ", cublasLtGetVersion(), ", cuDNN ", cudnnGetVersion());
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  check(cudaStreamCreateWithPriority(&link_, cudaStreamNonBlocking, highest));
 }
 
 Context::~Context() {
+  settle();
+  cudaStreamDestroy(link_);
+  cudaStreamDestroy(stream_);
+}
+
+void Context::settle() const {
   cudaSetDevice(device_);
   cudaStreamSynchronize(stream_);
-  cudaStreamDestroy(stream_);
+  cudaStreamSynchronize(link_);
 }
 
 Stream Context::stream() const {
@@ -127,7 +136,7 @@ Stream Context::stream() const {
 
 Buffer Context::allocate(size_t bytes) {
   require_eager("allocation");
-  check(cudaSetDevice(device_));
+  settle();
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, bytes ? bytes : 1);
   if (error == cudaErrorMemoryAllocation) {
@@ -143,7 +152,8 @@ Buffer Context::allocate(size_t bytes) {
       [](void* context, void* p, size_t size) {
         const auto* self = static_cast<const Context*>(context);
         if (self->on_release) self->on_release(p, size);
-        cudaFree(p);  // waits for the work that uses it
+        self->settle();  // what uses it is done
+        cudaFree(p);
       },
       this);
 }

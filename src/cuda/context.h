@@ -1,5 +1,4 @@
-// What the parts of one CUDA backend share: the device, its one stream, error checks, scratch
-// memory.
+// What the parts of one CUDA backend share: the device, its streams, error checks, scratch memory.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +34,16 @@ class Context {
   int num_multiprocessors() const { return num_multiprocessors_; }
   const std::string& description() const { return description_; }
 
-  // Makes the device current for the calling thread and returns the stream.
+  // Makes the device current for the calling thread and returns the stream of all its work.
   Stream stream() const;
+  // The stream of transfers between devices, which run beside the work and ahead of it where both
+  // want the same multiprocessor. Its users order it against stream().
+  Stream link() const { return link_; }
+
+  // Makes the device current and waits for it, errors aside. Before memory comes or goes: the
+  // driver may wait for the device then with a lock held that other threads of the process need to
+  // launch the very collective which the device waits for.
+  void settle() const;
 
   Buffer allocate(size_t bytes);
   // Called with each range before it is freed, so that what was derived from it is forgotten.
@@ -52,7 +59,7 @@ class Context {
   int device_;
   int num_multiprocessors_ = 0;
   std::string description_;
-  Stream stream_ = nullptr;
+  Stream stream_ = nullptr, link_ = nullptr;
 };
 
 // Device memory that grows to the largest request. The pointer is good until the next get() of the

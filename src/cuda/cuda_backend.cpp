@@ -35,7 +35,7 @@ class CudaBackend final : public Backend {
     };
   }
   ~CudaBackend() override {
-    cudaStreamSynchronize(context_.stream());
+    context_.settle();  // and makes the device current: any thread may end a backend
     context_.on_release = nullptr;
     for (auto& [key, graph] : graphs_) {
       if (graph.executable) cudaGraphExecDestroy(graph.executable);
@@ -51,7 +51,7 @@ class CudaBackend final : public Backend {
   }
   bool fuses_weights() const override { return true; }
   void replay(const std::string& key, const std::function<void()>& fn) override;
-  Stream stream() const { return context_.stream(); }
+  Place place() const { return {context_.device(), context_.stream(), context_.link()}; }
   const std::string& last_convolution() const { return convolution_.last(); }
 
  private:
@@ -62,6 +62,8 @@ class CudaBackend final : public Backend {
     std::string last_attention;
   };
   void capture(Graph& graph, const std::function<void()>& fn);
+  Stream stream() const { return context_.stream(); }
+  void* lane() const override { return stream(); }
 
   void do_upload(MutView out, View host) override {
     context_.require_eager("upload");
@@ -305,7 +307,7 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
 
 bool is_cuda_built() { return true; }
 
-void* stream_of(const Backend& backend) { return as_cuda(backend).stream(); }
+Place place_of(const Backend& backend) { return as_cuda(backend).place(); }
 
 const std::string& last_convolution(const Backend& backend) {
   return as_cuda(backend).last_convolution();

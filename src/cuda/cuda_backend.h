@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/timeline.h"
 
 namespace orrery::cuda {
 
@@ -24,9 +25,17 @@ bool is_cuda_built();
 // Bytes of one device. Refuses as make_cuda_backend() does.
 DeviceMemory device_memory(int device = 0);
 
-// The stream that a backend made by make_cuda_backend() runs on (a cudaStream_t), for a
-// communicator whose calls must keep their order with the backend's.
-void* stream_of(const Backend& backend);
+// Where a backend made by make_cuda_backend() runs: for a communicator whose calls must keep their
+// order with the backend's. Streams are cudaStream_t.
+struct Place {
+  int device = 0;
+  void* stream = nullptr;  // all of the backend's work
+  void* link = nullptr;    // transfers between devices, beside it
+};
+Place place_of(const Backend& backend);
+
+// For the work of a backend made by make_cuda_backend() and of its communicators; on its thread.
+std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 
 // What ran the backend's last convolution: "gemm", "cudnn (engine 3)" or "direct (why not cudnn)".
 const std::string& last_convolution(const Backend& backend);

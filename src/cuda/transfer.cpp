@@ -47,7 +47,7 @@ struct Transfer::State {
 
   // Pinned memory is made at the first transfer that needs it.
   void prepare(size_t count) {
-    context.stream();
+    if (workers.size() < count) context.settle();
     while (workers.size() < count) {
       workers.emplace_back();
       for (Slot& slot : workers.back()) {

@@ -5,8 +5,9 @@ namespace orrery {
 
 bool is_nccl_built() { return false; }
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, void*, int) {
-  fail(ErrorKind::unsupported, "a group of ", host.size(),
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host,
+                                                     const NcclDevice&) {
+  fail(ErrorKind::unsupported, "a group of ", host->size(),
        " ranks on CUDA devices needs NCCL, which this build lacks; build with -DORRERY_NCCL=ON, or "
        "run on the CPU (--device cpu)");
 }

@@ -57,17 +57,16 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  void all_to_all(MutView out, View x) override {
-    require_host("all_to_all", x);
-    require_host("all_to_all", out);
-    require(out.shape == x.shape && x.rank() > 0 && x.dim(0) % size_ == 0,
-            "all_to_all: cannot cut ", x.shape, " in ", size_, " equal parts for ", out.shape);
-    const int64_t part = x.bytes() / size_;
-    const auto* in = static_cast<const std::byte*>(x.data);
-    auto* to = static_cast<std::byte*>(out.mut());
-    for_shifts([&](int next, int previous) {
-      exchange("all_to_all", next, in + next * part, part, previous, to + previous * part, part);
-    });
+  void exchange(std::span<const Trade> trades) override {
+    for (const Trade& trade : trades) {
+      check_trade(trade, size_, DeviceKind::cpu);
+      const int64_t block = trade.x.bytes() / size_;
+      for_shifts([&](int next, int previous) {
+        if (next == rank_) return;
+        send_receive("exchange", next, trade.x.select(0, next).data, block, previous,
+                     trade.out.select(0, previous).mut(), block);
+      });
+    }
   }
 
   void all_gather(MutView out, View x) override {
@@ -78,7 +77,7 @@ class MpiCommunicator final : public Communicator {
     const int64_t part = x.bytes();
     auto* to = static_cast<std::byte*>(out.mut());
     for_shifts([&](int next, int previous) {
-      exchange("all_gather", next, x.data, part, previous, to + previous * part, part);
+      send_receive("all_gather", next, x.data, part, previous, to + previous * part, part);
     });
   }
 
@@ -110,8 +109,8 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  void exchange(const char* op, int to, const void* send, int64_t send_bytes, int from,
-                void* receive, int64_t receive_bytes) const {
+  void send_receive(const char* op, int to, const void* send, int64_t send_bytes, int from,
+                    void* receive, int64_t receive_bytes) const {
     const auto* out = static_cast<const std::byte*>(send);
     auto* in = static_cast<std::byte*>(receive);
     if (to == rank_) {
@@ -138,8 +137,8 @@ class MpiCommunicator final : public Communicator {
     const int64_t mine = begin(rank_ + 1) - begin(rank_);
     scratch_.resize(static_cast<size_t>(mine * width * size_));
     for_shifts([&](int next, int previous) {
-      exchange("all_reduce", next, data + begin(next) * width, bytes(next), previous,
-               scratch_.data() + previous * mine * width, bytes(rank_));
+      send_receive("all_reduce", next, data + begin(next) * width, bytes(next), previous,
+                   scratch_.data() + previous * mine * width, bytes(rank_));
     });
     std::byte* sums = data + begin(rank_) * width;
     for (int64_t i = 0; i < mine; ++i) {
@@ -156,8 +155,8 @@ class MpiCommunicator final : public Communicator {
       }
     }
     for_shifts([&](int next, int previous) {
-      exchange("all_reduce", next, sums, bytes(rank_), previous, data + begin(previous) * width,
-               bytes(previous));
+      send_receive("all_reduce", next, sums, bytes(rank_), previous, data + begin(previous) * width,
+                   bytes(previous));
     });
   }
 
@@ -206,7 +205,15 @@ class JoinedWorld final : public MpiWorld {
     return std::make_unique<MpiCommunicator>(comm);
   }
 
-  void run(const std::function<void(int rank)>& body) override { body(rank()); }
+  void run(const std::function<void(int rank)>& body,
+           const std::function<void()>& on_failure) override {
+    try {
+      body(rank());
+    } catch (...) {
+      if (on_failure) on_failure();
+      throw;
+    }
+  }
 
   [[noreturn]] void abort(int status) override {
     MPI_Abort(MPI_COMM_WORLD, status);

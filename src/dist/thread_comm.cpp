@@ -24,6 +24,7 @@ struct Offer {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t bytes = 0;
+  int64_t step = 0;  // bytes from block to block of an exchange
 };
 
 template <typename Load, typename Store>
@@ -47,6 +48,7 @@ struct ThreadWorld::Shared {
   std::exception_ptr first;
   std::vector<bool> ended;  // ranks whose body has returned
   std::map<std::vector<int>, std::unique_ptr<Group>> groups;
+  int64_t part_rows = 0;
 };
 
 class ThreadWorld::Group {
@@ -54,6 +56,7 @@ class ThreadWorld::Group {
   Group(Shared& shared, std::vector<int> ranks)
       : shared_(shared), ranks_(std::move(ranks)), offers_(ranks_.size()), here_(ranks_.size()) {}
 
+  int64_t part_rows() const { return shared_.part_rows; }
   int size() const { return static_cast<int>(ranks_.size()); }
   const Offer& offer(int member) const { return offers_[static_cast<size_t>(member)]; }
 
@@ -131,6 +134,8 @@ class ThreadWorld::Member final : public Communicator {
   Member(Group& group, int rank) : group_(group), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return group_.size(); }
+  int64_t part_rows() const override { return group_.part_rows(); }
+  bool shares_process() const override { return true; }
 
   // Each rank adds up its own slice in rank order and hands the sum to all: no slice has two
   // writers.
@@ -152,17 +157,19 @@ class ThreadWorld::Member final : public Communicator {
     group_.part(rank_);
   }
 
-  void all_to_all(MutView out, View x) override {
-    check("all_to_all", x);
-    check("all_to_all", out);
-    require(out.shape == x.shape && x.rank() > 0 && x.dim(0) % size() == 0,
-            "all_to_all: cannot cut ", x.shape, " in ", size(), " equal parts for ", out.shape);
-    group_.meet(rank_, {"all_to_all", x.data, out.mut(), x.bytes()});
-    const int64_t part = x.bytes() / size();
-    for (int from = 0; from < size(); ++from) {
-      copy(out, from * part, from, rank_ * part, part);
+  void exchange(std::span<const Trade> trades) override {
+    for (const Trade& trade : trades) {
+      check_trade(trade, size(), DeviceKind::cpu);
+      const int64_t block = trade.x.bytes() / size(), width = size_of(trade.x.dtype);
+      group_.meet(rank_, {"exchange", trade.x.data, trade.out.mut(), trade.x.bytes(),
+                          trade.x.stride(0) * width});
+      for (int from = 0; from < size(); ++from) {
+        if (from == rank_) continue;
+        copy(trade.out, from * trade.out.stride(0) * width, from, rank_ * group_.offer(from).step,
+             block);
+      }
+      group_.part(rank_);
     }
-    group_.part(rank_);
   }
 
   void all_gather(MutView out, View x) override {
@@ -206,8 +213,10 @@ class ThreadWorld::Member final : public Communicator {
   int rank_;
 };
 
-ThreadWorld::ThreadWorld(int size) : size_(size), shared_(std::make_unique<Shared>()) {
+ThreadWorld::ThreadWorld(int size, int64_t part_rows)
+    : size_(size), shared_(std::make_unique<Shared>()) {
   require(size >= 1, "thread ranks: ", size, " ranks");
+  shared_->part_rows = part_rows;
   shared_->ended.resize(static_cast<size_t>(size));
 }
 ThreadWorld::~ThreadWorld() = default;
@@ -227,35 +236,39 @@ std::unique_ptr<Communicator> ThreadWorld::group(int rank, const std::vector<int
   return std::make_unique<Member>(*group, static_cast<int>(mine - ranks.begin()));
 }
 
-void ThreadWorld::run(const std::function<void(int rank)>& body) {
-  if (size_ == 1) return body(0);
+void ThreadWorld::run(const std::function<void(int rank)>& body,
+                      const std::function<void()>& on_failure) {
   shared_->failure.clear();
   shared_->first = nullptr;
   shared_->ended.assign(static_cast<size_t>(size_), false);
   for (auto& [ranks, group] : shared_->groups) group->reset();
   const auto failed = [&](int rank, ErrorKind kind, const char* message) {
+    {
+      const std::scoped_lock lock(shared_->mutex);
+      if (shared_->first) return;
+      shared_->first = std::current_exception();
+      shared_->failure = concat("rank ", rank, " failed: ", message);
+      shared_->failure_kind = kind;
+      shared_->changed.notify_all();
+    }
+    // Only now: whoever this releases fails too, and must not be taken for the first.
+    if (on_failure) on_failure();
+  };
+  const auto live = [&](int rank) {
+    try {
+      body(rank);
+    } catch (const Error& error) {
+      failed(rank, error.kind(), error.what());
+    } catch (const std::exception& error) {
+      failed(rank, ErrorKind::device, error.what());
+    }
     const std::scoped_lock lock(shared_->mutex);
-    if (shared_->first) return;
-    shared_->first = std::current_exception();
-    shared_->failure = concat("rank ", rank, " failed: ", message);
-    shared_->failure_kind = kind;
+    shared_->ended[static_cast<size_t>(rank)] = true;
     shared_->changed.notify_all();
   };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < size_; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (const Error& error) {
-        failed(rank, error.kind(), error.what());
-      } catch (const std::exception& error) {
-        failed(rank, ErrorKind::device, error.what());
-      }
-      const std::scoped_lock lock(shared_->mutex);
-      shared_->ended[static_cast<size_t>(rank)] = true;
-      shared_->changed.notify_all();
-    });
-  }
+  for (int rank = 1; rank < size_; ++rank) threads.emplace_back(live, rank);
+  live(0);
   for (std::thread& thread : threads) thread.join();
   if (shared_->first) std::rethrow_exception(shared_->first);
 }

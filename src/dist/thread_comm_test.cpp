@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -19,27 +20,62 @@ std::vector<int> all(int size) {
   return ranks;
 }
 
-TEST(ThreadComm, AllToAllTransposesBlocks) {
+// Two trades of one exchange, blocks dense and with gaps; a rank's own blocks stay as they are.
+TEST(ThreadComm, ExchangeTransposesBlocks) {
   for (int size = 1; size <= 4; ++size) {
     ThreadWorld world(size);
     world.run([&](int rank) {
       const auto comm = world.group(rank, all(size));
       ASSERT_EQ(comm->rank(), rank);
       ASSERT_EQ(comm->size(), size);
-      const Tensor in = allocate_host_tensor({size, 3}, DType::f32);
-      const Tensor out = allocate_host_tensor({size, 3}, DType::f32);
+      const Tensor in = allocate_host_tensor({size, 5}, DType::f32);
+      const Tensor dense = allocate_host_tensor({size, 5}, DType::f32);
+      const Tensor gaps = allocate_host_tensor({size, 4}, DType::f32);
       for (int64_t i = 0; i < in.view.numel(); ++i) in.view.as<float>()[i] = float(100 * rank + i);
       for (int repeat = 0; repeat < 3; ++repeat) {
-        comm->all_to_all(out.view, in.view);
+        std::fill_n(dense.view.as<float>(), dense.view.numel(), -1.0f);
+        std::fill_n(gaps.view.as<float>(), gaps.view.numel(), -1.0f);
+        const Trade trades[] = {{dense.view, in.view},
+                                {gaps.view.slice(1, 1, 2), in.view.slice(1, 3, 2)}};
+        comm->finish(comm->start_exchange(trades));
         for (int from = 0; from < size; ++from) {
-          for (int i = 0; i < 3; ++i) {
-            EXPECT_EQ(out.view.as<float>()[from * 3 + i], float(100 * from + rank * 3 + i));
+          const float sent = float(100 * from + rank * 5);
+          for (int i = 0; i < 5; ++i) {
+            EXPECT_EQ(dense.view.as<float>()[from * 5 + i], from == rank ? -1.0f : sent + float(i));
+          }
+          for (int i = 0; i < 4; ++i) {
+            const bool arrives = from != rank && (i == 1 || i == 2);
+            EXPECT_EQ(gaps.view.as<float>()[from * 4 + i], arrives ? sent + float(i + 2) : -1.0f);
           }
         }
         comm->barrier();
       }
     });
   }
+}
+
+TEST(RowParts, CoverTheRowsInOrder) {
+  const auto parts_of = [](int64_t rows, int64_t part_rows) {
+    ThreadWorld world(2, part_rows);
+    const auto comm = world.group(0, {0, 1});
+    return row_parts(rows, comm.get());
+  };
+  const auto counts = [&](int64_t rows, int64_t part_rows) {
+    std::vector<int64_t> result;
+    int64_t end = 0;
+    for (const RowRange& part : parts_of(rows, part_rows)) {
+      EXPECT_EQ(part.begin, end);
+      end += part.count;
+      result.push_back(part.count);
+    }
+    EXPECT_EQ(end, rows);
+    return result;
+  };
+  EXPECT_EQ(counts(22080, 4096), (std::vector<int64_t>{5632, 5632, 5632, 5184}));
+  EXPECT_EQ(counts(1000, 400), (std::vector<int64_t>{512, 488}));
+  EXPECT_EQ(counts(700, 400), (std::vector<int64_t>{700}));
+  EXPECT_EQ(counts(0, 400), (std::vector<int64_t>{0}));
+  EXPECT_EQ(row_parts(5000, nullptr).size(), 1u);
 }
 
 TEST(ThreadComm, AllGatherAndBroadcast) {
@@ -139,6 +175,30 @@ TEST(ThreadComm, AFailingRankReleasesTheOthers) {
   EXPECT_EQ(seen[2], "rank 1 failed: layer 7 holds a NaN");
 }
 
+// Whoever the first failure releases fails after it, and is not taken for it.
+TEST(ThreadComm, OnFailureComesOnceTheFailureIsOnRecord) {
+  ThreadWorld world(3);
+  std::promise<void> promise;
+  const std::shared_future<void> released = promise.get_future().share();
+  int calls = 0;
+  try {
+    world.run(
+        [&](int rank) {
+          if (rank == 1) fail(ErrorKind::numeric, "the first");
+          released.wait();
+          fail(ErrorKind::device, "released");
+        },
+        [&] {
+          ++calls;
+          promise.set_value();
+        });
+    FAIL() << "the failure was lost";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the first");
+  }
+  EXPECT_EQ(calls, 1);
+}
+
 // A failure elsewhere: a group whose members arrive before and after it must not get stuck
 // half-way.
 TEST(ThreadComm, AFailureOutsideTheGroupReleasesEarlyAndLateMembers) {
@@ -207,7 +267,8 @@ TEST(ThreadComm, RefusesBadArguments) {
   const auto alone = world.group(0, {0});
   const Tensor x = allocate_host_tensor({2, 3}, DType::f32);
   const Tensor y = allocate_host_tensor({3, 2}, DType::f32);
-  EXPECT_THROW(alone->all_to_all(y.view, x.view), Error);
+  const Trade misfit{y.view, x.view};
+  EXPECT_THROW(alone->exchange({&misfit, 1}), Error);
   EXPECT_THROW(alone->broadcast(x.view, 1), Error);
   EXPECT_THROW(alone->all_gather(allocate_host_tensor({2}, DType::f32).view, x.view), Error);
   EXPECT_THROW(alone->all_reduce(x.view.permute({1, 0})), Error);

@@ -12,7 +12,7 @@ class Absent final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void all_reduce(MutView) override { refuse("all_reduce"); }
-  void all_to_all(MutView, View) override { refuse("all_to_all"); }
+  void exchange(std::span<const Trade>) override { refuse("exchange"); }
   void all_gather(MutView, View) override { refuse("all_gather"); }
   void broadcast(MutView, int) override { refuse("broadcast"); }
   void barrier() override { refuse("barrier"); }

@@ -20,8 +20,10 @@ class World {
   // must ask for the same list, within run(). The communicator must not outlive the world.
   virtual std::unique_ptr<Communicator> group(int rank, const std::vector<int>& ranks) = 0;
   // Runs body(rank) once for every local rank, at the same time, and returns when all have ended.
-  // The first failure is thrown again here as it was. May be called again.
-  virtual void run(const std::function<void(int rank)>& body) = 0;
+  // The first failure is thrown again here as it was; once it is on record, on_failure() is called
+  // on its thread while other ranks may still run. May be called again.
+  virtual void run(const std::function<void(int rank)>& body,
+                   const std::function<void()>& on_failure = {}) = 0;
 };
 
 // One rank's place in a mesh, and its groups. A group of one is null: there is nothing to exchange.

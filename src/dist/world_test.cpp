@@ -49,9 +49,9 @@ TEST(World, AbsentGroupsHaveAPlaceAndNoPeers) {
 
 TEST(World, WithoutNcclDevicesAreRefused) {
   if (is_nccl_built()) GTEST_SKIP() << "this build has NCCL";
-  const MeshGroups groups = make_absent_groups({1, 2, 1}, 0);
+  MeshGroups groups = make_absent_groups({1, 2, 1}, 0);
   try {
-    make_nccl_communicator(*groups.cp, nullptr, 0);
+    make_nccl_communicator(std::move(groups.cp), {});
     FAIL() << "there is no NCCL";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::unsupported);

@@ -52,9 +52,22 @@ std::string device_after(const std::string& device, int index) {
   return first ? concat("cuda:", *first + index) : device;
 }
 
-std::unique_ptr<Communicator> make_device_communicator(Communicator& host, const Backend& backend,
-                                                       const std::string& device) {
-  return make_nccl_communicator(host, cuda::stream_of(backend), cuda_index(chosen(device)).value_or(0));
+std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Communicator> host, const Backend& backend,
+                                                int64_t part_rows) {
+  if (backend.device() == DeviceKind::cpu) return host;
+  const cuda::Place place = cuda::place_of(backend);
+  NcclDevice device;
+  device.device = place.device;
+  device.compute = place.stream;
+  device.link = place.link;
+  if (part_rows > 0) device.part_rows = part_rows;
+  return make_nccl_communicator(std::move(host), device);
+}
+
+std::unique_ptr<Timeline> make_timeline(const Backend& backend) {
+  require(backend.device() == DeviceKind::cuda, ErrorKind::unsupported,
+          "a timeline shows what overlaps on a device; ", backend.description(), " queues nothing");
+  return cuda::make_timeline(backend);
 }
 
 DType activation_type(const EngineOptions& options, const Backend& backend) {

@@ -6,6 +6,7 @@
 
 #include "attention/strategy.h"
 #include "backend/backend.h"
+#include "backend/timeline.h"
 #include "dist/communicator.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
@@ -17,9 +18,12 @@ std::unique_ptr<Backend> make_backend(const EngineOptions& options);
 int cpu_threads(const EngineOptions& options);
 // The device `index` places after `device` ("cuda" after 2: "cuda:2"); "cpu" is the same everywhere.
 std::string device_after(const std::string& device, int index);
-// The group of `host` for memory of this backend, which runs on `device`.
-std::unique_ptr<Communicator> make_device_communicator(Communicator& host, const Backend& backend,
-                                                       const std::string& device);
+// The group of `host` for memory of this backend: `host` itself for host memory. Collective. `part_rows` of a
+// device's group, 0: its own choice.
+std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Communicator> host, const Backend& backend,
+                                                int64_t part_rows);
+// For the work of a device's backend and its communicators, on the thread that queues it.
+std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 // fp32 on the CPU and bf16 on a device, unless the options say otherwise.
 DType activation_type(const EngineOptions& options, const Backend& backend);
 

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <ctime>
 #include <optional>
+#include <sstream>
 
 #include "backend/dry_run.h"
 #include "base/error.h"
 #include "engine/backends.h"
 #include "engine/measure.h"
+#include "engine/ranks.h"
 #include "engine/run.h"
 #include "model/presets.h"
 
@@ -41,9 +44,64 @@ Settings make_settings(const BenchOptions& options, const VaeConfig& vae) {
   return s;
 }
 
+// A mesh to be measured.
+struct MeshCase {
+  Mesh mesh;
+  int64_t part_rows = 0;  // 0: the engine's choice
+
+  // "tp 2 x cp 2", "cp 2, parts of 4096 rows".
+  std::string name() const {
+    std::string text;
+    for (const auto& [axis, degree] : {std::pair{"tp", mesh.tp}, {"cp", mesh.cp}, {"cfg", mesh.cfg}}) {
+      if (degree > 1) text += concat(text.empty() ? "" : " x ", axis, " ", degree);
+    }
+    return part_rows > 0 ? concat(text, ", parts of ", part_rows, " rows") : text;
+  }
+};
+
+// "tp2cp2", "cp2@4096".
+MeshCase parse_mesh(const std::string& text) {
+  MeshCase result;
+  size_t at = 0;
+  // Takes the digits at `at`; 0 when there are none or too many.
+  const auto number = [&] {
+    const size_t end = std::min(text.find_first_not_of("0123456789", at), text.size());
+    const std::string digits = text.substr(at, end - at);
+    at = end;
+    return digits.empty() || digits.size() > 9 ? 0 : std::stoi(digits);
+  };
+  bool known = !text.empty();
+  while (known && at < text.size()) {
+    const size_t begin = at;
+    at = std::min(text.find_first_of("0123456789", at), text.size());
+    const std::string axis = text.substr(begin, at - begin);
+    const int degree = number();
+    known = degree > 0;
+    if (axis == "tp") result.mesh.tp = degree;
+    else if (axis == "cp") result.mesh.cp = degree;
+    else if (axis == "cfg") result.mesh.cfg = degree;
+    else if (axis == "@") result.part_rows = degree;
+    else known = false;
+  }
+  require(known && result.mesh.world() > 1, "bench: mesh \"", text,
+          "\" is not known; it names axes and degrees, as in cp2, tp2cp2 or cp2@4096");
+  return result;
+}
+
+std::vector<MeshCase> meshes_of(const BenchOptions& options, const EngineOptions& engine) {
+  std::vector<MeshCase> meshes;
+  std::stringstream list(options.meshes);
+  for (std::string item; std::getline(list, item, ',');) meshes.push_back(parse_mesh(item));
+  if (meshes.empty() && mesh_of(engine).world() > 1) meshes.push_back({mesh_of(engine)});
+  return meshes;
+}
+
+using Lines = std::function<void(const std::string&)>;
+
+// One rank's part of a benchmark.
 class Bench {
  public:
-  Bench(const BenchOptions& options, const EngineOptions& engine, const std::function<void(const std::string&)>& line)
+  Bench(const BenchOptions& options, const EngineOptions& engine, const Lines& line)
       : options_(options),
         line_(line),
         preset_(model_preset(options.config)),
@@ -55,14 +113,110 @@ class Bench {
     settings_ = make_settings(options, vae_config_);
   }
 
+  // Collective.
+  void join(World& world, const MeshCase& mesh, int rank) {
+    mesh.mesh.check({config_.num_attention_heads, config_.num_key_value_heads, {config_.intermediate_size}},
+                    world.size());
+    groups_ = connect(world, mesh.mesh, rank, *backend_, mesh.part_rows);
+    mesh_name_ = mesh.name();
+  }
+
+  // Releases ranks that wait for this one, from any thread.
+  void leave() const { abort(groups_); }
+
   void run() {
     if (options_.what == "layer") layer();
     else if (options_.what == "vae") vae();
-    else if (options_.what == "step" || options_.what == "e2e") whole(options_.what == "e2e");
-    else fail(ErrorKind::invalid_argument, "bench \"", options_.what, "\" is not known; it is layer, step, vae or e2e");
+    else if (options_.what == "step") report("one step", step(nullptr), "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    else if (options_.what == "e2e") end_to_end();
+    else fail(ErrorKind::invalid_argument, "bench \"", options_.what, "\" is not known; it is layer, step, vae, e2e or link");
+  }
+
+  // One device, for the meshes to be held against.
+  struct Alone {
+    double seconds = 0;
+    std::vector<float> latents;
+  };
+  Alone step_alone() {
+    Alone one;
+    one.seconds = step(&one.latents);
+    report("one step, one device", one.seconds, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    return one;
+  }
+  // One step of this mesh, and how far its latents are from those of one device.
+  void step_beside(const Alone& one) {
+    std::vector<float> latents;
+    const double value = step(&latents);
+    const double rate = gemm_ceiling(*backend_, dtype_);
+    if (!groups_.leads()) return;
+    report("one step, " + mesh_name_, value, "s", step_flops_ / rate, "one device in the same run", one.seconds);
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < latents.size(); ++i) {
+      const double want = one.latents[i], off = latents[i] - want;
+      difference += off * off;
+      norm += want * want;
+    }
+    report("latents against one device after the steps, " + mesh_name_, std::sqrt(difference / norm), "relative");
+  }
+
+  // What the links between this rank's groups carry, at the sizes of this request.
+  void link() {
+    const int64_t hidden = config_.hidden_size, d = config_.head_dim;
+    const Sequence sequence = sequence_of_request();
+    if (Communicator* cp = groups_.cp.get()) {
+      const int64_t rows = sequence.share(cp->rank(), cp->size()).padded_rows, ranks = cp->size();
+      const HeadExchange heads(config_.num_attention_heads / groups_.mesh.tp,
+                               config_.num_key_value_heads / groups_.mesh.tp, cp->size());
+      const auto trade_of = [&](int64_t count) {
+        const Shape shape{ranks, rows, count, d};
+        return std::pair{backend_->allocate_tensor(shape, dtype_), backend_->allocate_tensor(shape, dtype_)};
+      };
+      const auto q = trade_of(heads.q_count()), k = trade_of(heads.kv_count()), v = trade_of(heads.kv_count());
+      const std::vector<Trade> inputs{{q.first.view, q.second.view}, {k.first.view, k.second.view},
+                                      {v.first.view, v.second.view}};
+      const std::vector<Trade> output{{q.first.view, q.second.view}};
+      for (const auto& [name, trades] : {std::pair{"exchange of q, k, v", inputs}, {"exchange of the output", output}}) {
+        int64_t bytes = 0;
+        for (const Trade& trade : trades) bytes += trade.x.bytes() / ranks * (ranks - 1);
+        carry(name, ranks, bytes, [&, t = trades] { cp->exchange(t); });
+      }
+    }
+    if (Communicator* tp = groups_.tp.get()) {
+      const int64_t rows = sequence.share(0, groups_.mesh.cp).padded_rows, ranks = tp->size();
+      const Tensor x = backend_->allocate_tensor({rows, hidden}, dtype_);
+      backend_->fill(x.view, 0);
+      // What a ring sends from each rank.
+      carry("sum over ranks", ranks, 2 * x.view.bytes() / ranks * (ranks - 1), [&] { tp->all_reduce(x.view); });
+    }
+    if (Communicator* cfg = groups_.cfg.get()) {
+      const Tensor x = backend_->allocate_tensor(
+          {vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width}, DType::f32);
+      carry("broadcast of a velocity", cfg->size(), x.view.bytes(), [&] { cfg->broadcast(x.view, 0); });
+    }
   }
 
  private:
+  // One line in GB/s that leave a rank, `bytes` at a time.
+  void carry(const std::string& name, int64_t ranks, int64_t bytes, const std::function<void()>& collective) {
+    constexpr int kTimes = 20;
+    collective();
+    const double all = seconds([&] {
+      for (int i = 0; i < kTimes; ++i) collective();
+    });
+    report(concat(name, " over ", ranks, " ranks, ", bytes, " bytes from each"),
+           double(bytes) * kTimes / all * 1e-9, "GB/s");
+  }
+
+  Sequence sequence_of_request() const {
+    DryRunBackend dry(backend_->device(), backend_->fuses_weights());
+    Transformer model(dry, config_, dtype_);
+    Sequence sequence;
+    sequence.grid = model.token_grid(settings_.latent_frames, settings_.latent_height, settings_.latent_width);
+    return sequence;
+  }
+
+  Shard shard() const { return {groups_.place().tp, groups_.mesh.tp, groups_.tp.get()}; }
+
   double seconds(const std::function<void()>& body) {
     backend_->synchronize();
     const auto start = Clock::now();
@@ -98,15 +252,15 @@ class Bench {
     out.transformer = std::make_unique<Transformer>(*backend_, config, dtype_);
     out.vae = std::make_unique<Vae>(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
     Transformer& model = *out.transformer;
-    out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1);
-    out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2);
+    out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
+    out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2, shard());
     if (with_vae) {
       out.vae_weights = random_weights(*backend_, [&](WeightVisitor& v) { out.vae->visit(v); }, dtype_, 3);
     }
     const auto peak = arena_bytes(config, *out.strategy, with_vae);
     out.arena.emplace(backend_->allocate(peak));
     out.run.emplace(Networks{*out.transformer, *out.vae, nullptr}, *out.arena, settings_, *out.strategy, prompts(),
-                    VaeTiling{});
+                    VaeTiling{}, &groups_);
     return out;
   }
 
@@ -114,9 +268,12 @@ class Bench {
     DryRunBackend dry(backend_->device(), backend_->fuses_weights());
     Transformer model(dry, config, dtype_);
     Vae autoencoder(dry, vae_config_, vae_options(dry.device(), dtype_));
-    place_weights(dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v), autoencoder.visit(v); }, dtype_);
+    const MeshGroups absent = make_absent_groups(groups_.mesh, groups_.rank);
+    place_weights(dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, dtype_,
+                  {absent.place().tp, absent.mesh.tp, absent.tp.get()});
+    place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_);
     Arena arena = Arena::measuring(dry.device());
-    Run run({model, autoencoder, nullptr}, arena, settings_, strategy, prompts(), {});
+    Run run({model, autoencoder, nullptr}, arena, settings_, strategy, prompts(), {}, &absent);
     run.prefill();
     run.start(nullptr, false, {});
     dry.reset_stats();
@@ -133,7 +290,18 @@ class Bench {
                   " text tokens, ", name_of(dtype_));
   }
 
-  void report(const std::string& name, double value, const char* unit, double floor = 0) {
+  void report(const std::string& name, double value, const char* unit, double floor = 0,
+              const char* peer = nullptr, double peer_value = 0) {
+    if (!groups_.leads()) return;
+    line_(measurement(name, value, unit)
+              .set("floor", floor > 0 ? Json(floor) : Json())
+              .set("peer", peer != nullptr ? Json(peer) : Json())
+              .set("peer_value", peer != nullptr ? Json(peer_value) : Json())
+              .set("ratio", peer != nullptr ? Json(peer_value / value) : Json())
+              .dump());
+  }
+
+  Json measurement(const std::string& name, double value, const char* unit) const {
     const char* commit = std::getenv("ORRERY_COMMIT");
     const time_t now = std::time(nullptr);
     char date[16];
@@ -147,12 +315,8 @@ class Bench {
         .set("date", date)
         .set("command", options_.command)
         .set("value", value)
-        .set("unit", unit)
-        .set("floor", floor > 0 ? Json(floor) : Json())
-        .set("peer", Json())
-        .set("peer_value", Json())
-        .set("ratio", Json());
-    line_(out.dump());
+        .set("unit", unit);
+    return out;
   }
 
   // Where the time of a stage goes: one line an operation, each against the larger of what its
@@ -240,19 +404,65 @@ class Bench {
     report_operations("VAE decode", profile(decode), {}, 1);
   }
 
-  void whole(bool e2e) {
-    Setup setup = make(config_, e2e);
+  // Seconds, the median. `latents`: where the steps led.
+  double step(std::vector<float>* latents) {
+    Setup setup = make(config_, false);
     NormalGenerator noise(RngKind::cuda, 1);
     Run& run = *setup.run;
-    if (!e2e) {
-      run.prefill();
-      run.start(&noise, false, {});
-      const int steps = std::min(settings_.schedule.num_steps(), 4);
-      require(steps > 1, "bench step: needs at least 2 steps");
-      const double value = step_seconds(run, steps);
-      report("one step", value, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
-      return;
+    run.prefill();
+    run.start(&noise, false, {});
+    const int steps = std::min(settings_.schedule.num_steps(), 4);
+    require(steps > 1, "bench step: needs at least 2 steps");
+    const double value = step_seconds(run, steps);
+    if (latents != nullptr) *latents = run.latents();
+    if (options_.timeline && groups_.mesh.world() > 1) trace(run, steps - 1);
+    return value;
+  }
+
+  // A line with the operations of one layer in the middle of an evaluation, on both streams: from the end of one
+  // attention call to the end of the next.
+  void trace(Run& run, int step) {
+    const auto observe = [&](WorkObserver* observer) {
+      backend_->set_observer(observer);
+      for (Communicator* group : {groups_.tp.get(), groups_.cp.get(), groups_.cfg.get()}) {
+        if (group != nullptr) group->set_observer(observer);
+      }
+    };
+    const std::unique_ptr<Timeline> timeline = make_timeline(*backend_);
+    observe(timeline.get());
+    run.step(step, nullptr);
+    observe(nullptr);
+    const std::vector<Timeline::Span> spans = timeline->spans();
+    std::vector<double> ends;
+    for (const auto& span : spans) {
+      if (span.name.starts_with("attention")) ends.push_back(span.end_ms);
     }
+    const auto layers = static_cast<size_t>(config_.num_hidden_layers);
+    require(layers > 1 && ends.size() >= layers, "bench step: a timeline needs 2 layers or more");
+    const double from = ends[layers / 2 - 1], until = ends[layers / 2];
+    Json kept = Json::array();
+    for (const auto& span : spans) {
+      if (span.end_ms <= from || span.begin_ms >= until) continue;
+      kept.push(Json::object()
+                    .set("lane", span.lane)
+                    .set("name", span.name)
+                    .set("begin", span.begin_ms - from)
+                    .set("end", span.end_ms - from));
+    }
+    if (!groups_.leads()) return;
+    line_(measurement("timeline of one layer, " + mesh_name_, until - from, "ms")
+              .set("floor", Json())
+              .set("peer", Json())
+              .set("peer_value", Json())
+              .set("ratio", Json())
+              .set("spans", std::move(kept))
+              .dump());
+  }
+
+  void end_to_end() {
+    Setup setup = make(config_, true);
+    NormalGenerator noise(RngKind::cuda, 1);
+    Run& run = *setup.run;
     // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt on.
     run.prefill();
     run.start(&noise, false, {});
@@ -275,9 +485,11 @@ class Bench {
   }
 
   BenchOptions options_;
-  const std::function<void(const std::string&)>& line_;
+  const Lines& line_;
   ModelPreset preset_;
   std::unique_ptr<Backend> backend_;
+  MeshGroups groups_;
+  std::string mesh_name_;
   DType dtype_;
   TransformerConfig config_;
   VaeConfig vae_config_;
@@ -287,9 +499,44 @@ class Bench {
 
 }  // namespace
 
-void run_bench(const BenchOptions& options, const EngineOptions& engine,
-               const std::function<void(const std::string&)>& line) {
-  Bench(options, engine, line).run();
+void run_bench(const BenchOptions& options, const EngineOptions& engine, const Lines& line) {
+  const std::vector<MeshCase> meshes = meshes_of(options, engine);
+  if (options.what == "link") {
+    require(!meshes.empty(), "bench link: needs ranks; give --meshes, or a degree above 1");
+  } else if (meshes.empty()) {
+    return Bench(options, engine, line).run();
+  }
+  require(options.what == "step" || options.what == "link", "bench ", options.what,
+          " runs on one device; step and link take meshes");
+  std::optional<Bench::Alone> one;  // of rank 0
+  for (const MeshCase& mesh : meshes) {
+    EngineOptions of_mesh = engine;
+    of_mesh.tp_degree = mesh.mesh.tp;
+    of_mesh.cp_degree = mesh.mesh.cp;
+    of_mesh.cfg_degree = mesh.mesh.cfg;
+    const std::shared_ptr<World> world = make_world(of_mesh);
+    const std::vector<int> local = world->local();
+    std::vector<std::unique_ptr<Bench>> ranks(local.size());
+    const auto place = [&](int rank) { return static_cast<size_t>(rank - local.front()); };
+    world->run([&](int rank) {
+      const EngineOptions mine = options_of_rank(of_mesh, *world, rank);
+      if (rank == 0 && !one && options.what == "step") one = Bench(options, mine, line).step_alone();
+      auto bench = std::make_unique<Bench>(options, mine, line);
+      bench->join(*world, mesh, rank);
+      ranks[place(rank)] = std::move(bench);
+    });
+    world->run(
+        [&](int rank) {
+          const std::unique_ptr<Bench>& bench = ranks[place(rank)];
+          if (options.what == "link") bench->link();
+          else bench->step_beside(rank == 0 ? *one : Bench::Alone{});
+        },
+        [&] {
+          for (const auto& bench : ranks) bench->leave();
+        });
+    // Each on its own thread: ranks on devices part in good order only together.
+    world->run([&](int rank) { ranks[place(rank)].reset(); });
+  }
 }
 
 }  // namespace orrery

@@ -7,6 +7,7 @@
 #include "attention/warm_up.h"
 #include "base/error.h"
 #include "engine/backends.h"
+#include "engine/fingerprint.h"
 #include "engine/guardrail.h"
 #include "engine/measure.h"
 #include "engine/ranks.h"
@@ -68,7 +69,7 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
       backend(make_backend(given)),
       dtype(activation_type(given, *backend)),
       strategy(strategy_of(checkpoint, given.attention)),
-      groups(connect(world, given, rank, *backend)) {
+      groups(connect(world, mesh_of(given), rank, *backend)) {
   require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
           options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
@@ -146,16 +147,21 @@ struct Engine::Ranks {
   // body(rank, its place in `states`) on every rank of this process. When one fails, no other waits for it.
   void run(const std::function<void(int rank, size_t place)>& body) {
     const int begin = world->local().front();
-    world->run([&](int rank) {
-      try {
-        body(rank, static_cast<size_t>(rank - begin));
-      } catch (...) {
-        for (const auto& state : states) {
-          if (state) abort(state->groups);
-        }
-        throw;
-      }
-    });
+    world->run([&](int rank) { body(rank, static_cast<size_t>(rank - begin)); },
+               [&] {
+                 for (const auto& state : states) {
+                   if (state) abort(state->groups);
+                 }
+               });
+  }
+  // Each on its own thread: ranks on devices part in good order only together.
+  ~Ranks() {
+    if (states.empty()) return;  // the world could not be opened
+    try {
+      run([&](int, size_t place) { states[place].reset(); });
+    } catch (const std::exception&) {
+      // Threads are missing, not more: the states end on this one.
+    }
   }
 };
 
@@ -169,11 +175,14 @@ Engine Engine::open(const std::filesystem::path& model, const EngineOptions& opt
   check_mesh(options, read_checkpoint(model).transformer);
   auto ranks = std::make_unique<Ranks>();
   ranks->world = make_world(options);
-  ranks->states.resize(ranks->world->local().size());
-  ranks->run([&](int rank, size_t place) {
-    World& world = *ranks->world;
-    ranks->states[place] = std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank);
+  World& world = *ranks->world;
+  std::vector<std::unique_ptr<Engine::State>> opened(world.local().size());
+  const int begin = world.local().front();
+  world.run([&](int rank) {
+    opened[static_cast<size_t>(rank - begin)] =
+        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank);
   });
+  ranks->states = std::move(opened);
   for (const auto& state : ranks->states) state->open_seconds = seconds_since(start);
   return Engine(std::move(ranks));
 }
@@ -335,6 +344,7 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
     available.push_back(available_memory(*state->backend, state->options.device, std::ssize(ranks_->states)));
   }
   ranks_->run([&](int rank, size_t place) {
+    renew(ranks_->states[place]->groups);
     results[place] =
         Ranks::generate(*ranks_->states[place], request, available[place], rank == 0 ? progress : silent, stop);
   });

@@ -6,7 +6,6 @@
 #include "dist/thread_comm.h"
 #include "engine/backends.h"
 #include "engine/job_state.h"
-#include "engine/report.h"
 
 namespace orrery {
 
@@ -14,26 +13,6 @@ namespace {
 
 const MpiWorld* job_world(const EngineOptions& options) {
   return options.job != nullptr ? options.job->state().world.get() : nullptr;
-}
-
-// A hash that a few flipped pixels change.
-uint64_t digest(const void* data, size_t bytes) {
-  const auto* at = static_cast<const unsigned char*>(data);
-  uint64_t hash = 14695981039346656037u;
-  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211u;
-  return hash;
-}
-
-std::string digest_of(const std::optional<Frames>& frames) {
-  if (!frames) return "none";
-  return concat(frames->count, "x", frames->height, "x", frames->width, " ",
-                digest(frames->rgb.data(), frames->rgb.size()));
-}
-
-std::string digest_of(const std::optional<FloatTensor>& tensor) {
-  if (!tensor) return "none";
-  return concat(tensor->values.size(), " ",
-                digest(tensor->values.data(), tensor->values.size() * sizeof(float)));
 }
 
 }  // namespace
@@ -74,11 +53,10 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
   return mine;
 }
 
-MeshGroups connect(World& world, const EngineOptions& of_rank, int rank, const Backend& backend) {
-  MeshGroups groups = make_groups(world, mesh_of(of_rank), rank);
-  if (backend.device() == DeviceKind::cpu) return groups;
+MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows) {
+  MeshGroups groups = make_groups(world, mesh, rank);
   for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg}) {
-    if (*group) *group = make_device_communicator(**group, backend, of_rank.device);
+    if (*group) *group = make_communicator(std::move(*group), backend, part_rows);
   }
   return groups;
 }
@@ -89,24 +67,10 @@ void abort(const MeshGroups& groups) {
   }
 }
 
-std::string fingerprint(const Request& request, const Settings& settings,
-                        const EngineOptions& options) {
-  std::string text = settings_json(request, settings).dump();
-  for (const std::string& part :
-       {options.attention, options.dtype, options.device, options.guardrail}) {
-    text += concat(" ", part.size(), ":", part);
+void renew(const MeshGroups& groups) {
+  for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
+    if (group != nullptr) group->renew();
   }
-  text += concat(" mesh ", options.tp_degree, " ", options.cp_degree, " ", options.cfg_degree);
-  for (const LoraFile& lora : options.lora)
-    text += concat(" lora ", lora.file.string(), " ", lora.scale);
-  text += concat(" image ", digest_of(request.image), " video ", digest_of(request.video),
-                 " latents ", digest_of(request.latents), " tiling ", request.vae_tiling);
-  if (request.action) text += " actions " + digest_of(request.action->raw_actions);
-  if (request.transfer) {
-    for (const Control& control : request.transfer->controls)
-      text += " control " + digest_of(control.video);
-  }
-  return text;
 }
 
 }  // namespace orrery

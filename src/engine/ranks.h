@@ -27,14 +27,12 @@ void check_mesh(const EngineOptions& options, const TransformerConfig& config,
 EngineOptions options_of_rank(const EngineOptions& options, const World& world, int rank);
 
 // The groups of one rank, for memory of its backend's device. Called by every rank within
-// World::run().
-MeshGroups connect(World& world, const EngineOptions& of_rank, int rank, const Backend& backend);
+// World::run(). `part_rows` as in Communicator; 0: the engine's choice.
+MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows = 0);
 
 // Ends what waits for this rank's peers, from any thread.
 void abort(const MeshGroups& groups);
-
-// Equal on ranks that were started with the same request.
-std::string fingerprint(const Request& request, const Settings& settings,
-                        const EngineOptions& options);
+// Makes the groups ready again after abort(). Called by every rank within World::run().
+void renew(const MeshGroups& groups);
 
 }  // namespace orrery

@@ -320,6 +320,8 @@ void Run::name_non_finite(int i, float timestep) {
   size_t context = 0;
   transformer.set_probe([&](Tower tower, int layer, View hidden) {
     if (first != INFINITY) return;
+    // Padding holds anything.
+    if (tower == Tower::gen) hidden = hidden.slice(0, 0, attention_of(contexts_[context]).share().rows);
     if (backend_.all_finite(hidden)) return;
     const int64_t place = static_cast<int64_t>(context) * 2 + (tower == Tower::gen ? 1 : 0);
     first = static_cast<float>(place * layers + layer);

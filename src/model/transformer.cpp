@@ -215,9 +215,7 @@ UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids, Attent
     backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, qk);
     MutView attended = arena.make(heads.q.shape, dtype_);
     const MutView causal_v = cache.v.back().view;
-    const View nothing_before = heads.k.slice(0, 0, 0);
-    attention.run(arena, attended, heads.q, nothing_before, nothing_before,
-                  {causal_k, causal_v, causal_k, causal_v}, {static_cast<int>(i), AttentionRole::und});
+    attention.run_text(arena, attended, heads.q, causal_k, causal_v, static_cast<int>(i));
     apply(backend_, x, as_rows(attended), layer.out, x);
     mlp(backend_, arena, x, layer, config_.hidden_act, norm());
     if (probe_) probe_(Tower::und, static_cast<int>(i), x);
@@ -394,25 +392,35 @@ void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& 
                             Attention& attention) {
   const auto i = static_cast<size_t>(index);
   const TowerLayer& layer = weights_->gen[i];
-  const int64_t rows = x.dim(0);
   {
     Arena::Scope scope(arena);
-    MutView fused = arena.make({rows, layer.qkv.out_features()}, dtype_);
-    {
-      Arena::Scope norm_scope(arena);
-      MutView normed = arena.make(x.shape, dtype_);
-      backend_.rms_norm(normed, x, layer.input_norm, norm());
+    const View und_k = und.k[i].view;
+    const int64_t heads = und_k.dim(1) * (config_.num_attention_heads / config_.num_key_value_heads);
+    AttentionInputs inputs = attention.inputs(arena, heads, und_k, und.v[i].view);
+    for (const RowRange& part : inputs.parts) {
+      const auto rows_of = [&](const View& all) { return MutView::cast(all.slice(0, part.begin, part.count)); };
+      Arena::Scope part_scope(arena);
+      MutView fused = arena.make({part.count, layer.qkv.out_features()}, dtype_);
+      MutView normed = arena.make({part.count, config_.hidden_size}, dtype_);
+      backend_.rms_norm(normed, rows_of(x), layer.input_norm, norm());
       apply(backend_, fused, normed, layer.qkv);
+      const Heads made = split_heads(fused, layer.qkv, config_);
+      const auto rotate = [&](const AttentionInputs::Slot& slot, const View& from, const View& weight) {
+        backend_.qk_norm_rope(rows_of(slot.rows), from.slice(1, slot.head, slot.rows.dim(1)), weight, rows_of(cos),
+                              rows_of(sin), norm());
+      };
+      for (const auto& slot : inputs.q) rotate(slot, made.q, layer.norm_q);
+      for (const auto& slot : inputs.k) rotate(slot, made.k, layer.norm_k);
+      for (const auto& slot : inputs.v) {
+        backend_.copy(rows_of(slot.rows), made.v.slice(1, slot.head, slot.rows.dim(1)));
+      }
+      attention.send(inputs, part);
     }
-    Heads heads = split_heads(fused, layer.qkv, config_);
-    const View und_k = und.k[i].view, und_v = und.v[i].view;
-    const KvRows kv = attention.keys_values(arena, und_k, und_v, rows);
-    backend_.qk_norm_rope(kv.k, heads.k, layer.norm_k, cos, sin, norm());
-    backend_.copy(kv.v, heads.v);
-    backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, norm());
-    MutView attended = arena.make(heads.q.shape, dtype_);
-    attention.run(arena, attended, heads.q, und_k, und_v, kv, {index, attention.generation_role()});
-    apply(backend_, x, as_rows(attended), layer.out, x);
+    attention.run(arena, inputs, {index, attention.generation_role()});
+    for (const RowRange& part : inputs.parts) {
+      MutView rows = x.slice(0, part.begin, part.count);
+      apply(backend_, rows, as_rows(attention.output(inputs, part)), layer.out, rows);
+    }
   }
   mlp(backend_, arena, x, layer, config_.hidden_act, norm());
 }

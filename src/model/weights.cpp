@@ -24,19 +24,31 @@ void apply(Backend& backend, MutView out, View x, const Linear& linear, View res
   const bool reduces = linear.reduce != nullptr && linear.reduce->size() > 1;
   require(!reduces || activation == Activation::none, "linear: an activation cannot follow a partial sum");
   const bool adds = !reduces || linear.reduce->rank() == 0;
-  int64_t column = 0;
-  for (size_t i = 0; i < linear.weights.size(); ++i) {
-    const int64_t width = linear.weights[i].dim(0);
-    LinearOptions options;
-    if (adds) {
-      if (!linear.biases.empty()) options.bias = linear.biases[i];
-      if (residual) options.residual = residual.slice(1, column, width);
-      options.activation = activation;
+  const auto project = [&](const RowRange& part) {
+    int64_t column = 0;
+    for (size_t i = 0; i < linear.weights.size(); ++i) {
+      const int64_t width = linear.weights[i].dim(0);
+      const auto block = [&](const View& all) {
+        return MutView::cast(all.slice(0, part.begin, part.count).slice(1, column, width));
+      };
+      LinearOptions options;
+      if (adds) {
+        if (!linear.biases.empty()) options.bias = linear.biases[i];
+        if (residual) options.residual = block(residual);
+        options.activation = activation;
+      }
+      backend.linear(block(out), x.slice(0, part.begin, part.count), linear.weights[i], options);
+      column += width;
     }
-    backend.linear(out.slice(1, column, width), x, linear.weights[i], options);
-    column += width;
+  };
+  if (!reduces) return project({0, out.dim(0)});
+  // The sum of one part travels while the next is computed.
+  Communicator::Ticket last = 0;
+  for (const RowRange& part : row_parts(out.dim(0), linear.reduce)) {
+    project(part);
+    last = linear.reduce->start_all_reduce(out.slice(0, part.begin, part.count));
   }
-  if (reduces) linear.reduce->all_reduce(out);
+  linear.reduce->finish(last);
 }
 
 namespace {
@@ -312,8 +324,12 @@ class Placer final : public WeightVisitor {
 
 class RandomWeights final : public WeightVisitor {
  public:
-  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed)
-      : backend_(backend), store_(store), dtype_(dtype), noise_(backend.allocate_tensor({kNoise}, dtype)) {
+  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed, const Shard& shard)
+      : backend_(backend),
+        store_(store),
+        dtype_(dtype),
+        shard_(shard),
+        noise_(backend.allocate_tensor({kNoise}, dtype)) {
     std::vector<float> values(kNoise);
     NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
     Tensor staged = backend.allocate_tensor({kNoise}, DType::f32);
@@ -321,20 +337,20 @@ class RandomWeights final : public WeightVisitor {
     backend.lincomb(noise_.view, {{kDeviation, staged.view}});
   }
 
-  void tensor(View& slot, const std::string& name, Shape shape, Split) override {
-    slot = make(shape, name.find("norm") != std::string::npos || name.ends_with("gamma"));
+  void tensor(View& slot, const std::string& name, Shape shape, Split split) override {
+    const bool ones = name.find("norm") != std::string::npos || name.ends_with("gamma");
+    slot = place({{shape, split, name}}, ones).front();
   }
   void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
-              int64_t in, Split, bool has_bias) override {
-    slot = {};
-    int64_t rows = 0;
+              int64_t in, Split split, bool has_bias) override {
+    std::vector<Part> weights, biases;
     for (size_t i = 0; i < prefixes.size(); ++i) {
-      rows += out[i];
-      if (backend_.fuses_weights() && i + 1 < prefixes.size()) continue;
-      slot.weights.push_back(make({rows, in}, false));
-      if (has_bias) slot.biases.push_back(make({rows}, false));
-      rows = 0;
+      weights.push_back({{out[i], in}, split, prefixes[i]});
+      biases.push_back({{out[i]}, split == Split::rows ? Split::rows : Split::none, prefixes[i]});
     }
+    slot.weights = place(weights, false);
+    slot.biases = has_bias ? place(biases, false) : std::vector<View>{};
+    slot.reduce = split == Split::columns && shard_.count > 1 ? shard_.group : nullptr;
   }
 
  private:
@@ -342,35 +358,68 @@ class RandomWeights final : public WeightVisitor {
   static constexpr int64_t kNoise = int64_t{1} << 22;
   static constexpr float kDeviation = 0.02f;
 
-  View make(Shape shape, bool ones) {
-    Tensor tensor = backend_.allocate_tensor(shape, dtype_);
-    const int64_t count = shape.numel();
-    store_.bytes_ += count * size_of(dtype_);
-    if (ones) {
-      backend_.fill(tensor.view, 1.0f);
-    } else {
-      const MutView flat = tensor.view.reshape({count});
-      for (int64_t at = 0; at < count;) {
-        const int64_t take = std::min(kNoise - next_, count - at);
-        backend_.copy(flat.slice(0, at, take), noise_.view.slice(0, next_, take));
-        at += take;
-        next_ = (next_ + take + 8 * 1013) % kNoise / 8 * 8;
+  struct Part {
+    Shape shape;  // whole
+    Split split;
+    std::string name;
+  };
+
+  // This rank's slices in one buffer; as one view when the backend fuses weights.
+  std::vector<View> place(const std::vector<Part>& parts, bool ones) {
+    std::vector<Shape> shapes;
+    Shape all = cut(parts.front().shape, parts.front().split, shard_, parts.front().name);
+    int64_t rows = 0;
+    for (const Part& part : parts) {
+      shapes.push_back(cut(part.shape, part.split, shard_, part.name));
+      rows += shapes.back()[0];
+    }
+    all[0] = rows;
+    Tensor tensor = backend_.allocate_tensor(all, dtype_);
+    store_.bytes_ += tensor.view.bytes();
+    std::vector<View> placed;
+    int64_t row = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const MutView to = tensor.view.slice(0, row, shapes[i][0]);
+      row += shapes[i][0];
+      placed.push_back(to);
+      if (ones) {
+        backend_.fill(to, 1.0f);
+      } else if (shapes[i] == parts[i].shape) {
+        draw(to);
+      } else {
+        const Tensor whole = backend_.allocate_tensor(parts[i].shape, dtype_);
+        draw(whole.view);
+        backend_.copy(to, slice_of(whole.view, parts[i].split, shard_));
       }
     }
     store_.buffers_.push_back(std::move(tensor.buffer));
-    return tensor.view;
+    if (backend_.fuses_weights()) return {tensor.view};
+    return placed;
+  }
+
+  void draw(MutView out) {
+    const int64_t count = out.numel();
+    const MutView flat = out.reshape({count});
+    for (int64_t at = 0; at < count;) {
+      const int64_t take = std::min(kNoise - next_, count - at);
+      backend_.copy(flat.slice(0, at, take), noise_.view.slice(0, next_, take));
+      at += take;
+      next_ = (next_ + take + 8 * 1013) % kNoise / 8 * 8;
+    }
   }
 
   Backend& backend_;
   WeightStore& store_;
   DType dtype_;
+  Shard shard_;
   Tensor noise_;
   int64_t next_ = 0;
 };
 
-WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed) {
+WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
+                           const Shard& shard) {
   WeightStore store;
-  RandomWeights visitor(backend, store, dtype, seed);
+  RandomWeights visitor(backend, store, dtype, seed, shard);
   visit(visitor);
   return store;
 }

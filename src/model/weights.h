@@ -99,8 +99,10 @@ WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunctio
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
 
 // Random weights in place of files, made on the backend: vectors named like norms are 1, the rest is
-// pseudo-random with a standard deviation that keeps activations of order one. For benchmarks.
-WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed);
+// pseudo-random with a standard deviation that keeps activations of order one. A rank's slice has the values
+// that the whole has there. For benchmarks.
+WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
+                           const Shard& shard = {});
 
 struct ListedTensor {
   std::string name;

@@ -9,4 +9,6 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions&) {
   fail(ErrorKind::unsupported, "device cpu: the device tests are built without the CPU backend");
 }
 
+int default_threads() { return 1; }
+
 }  // namespace orrery::cpu

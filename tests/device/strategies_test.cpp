@@ -127,10 +127,14 @@ class Strategies : public ::testing::Test {
   }
 
   void run(Attention& attention) {
-    const KvRows kv{k_.device().slice(0, kText, queries()), v_.device().slice(0, kText, queries()),
-                    k_.device(), v_.device()};
-    attention.run(*arena_, out_.device(), q_.device(), View(k_.device()).slice(0, 0, kText),
-                  View(v_.device()).slice(0, 0, kText), kv, {1, AttentionRole::gen});
+    const Arena::Scope scope(*arena_);
+    AttentionInputs in = attention.inputs(*arena_, kHeads, View(k_.device()).slice(0, 0, kText),
+                                          View(v_.device()).slice(0, 0, kText));
+    gpu_->copy(in.q.front().rows, q_.device());
+    gpu_->copy(in.k.front().rows, k_.device().slice(0, kText, queries()));
+    gpu_->copy(in.v.front().rows, v_.device().slice(0, kText, queries()));
+    attention.run(*arena_, in, {1, AttentionRole::gen});
+    gpu_->copy(out_.device(), in.out);
   }
 
   // The lists that the contract asks for, of the inputs as they are.

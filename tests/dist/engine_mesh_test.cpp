@@ -8,6 +8,7 @@
 #include "dist/mesh.h"
 #include "golden/golden.h"
 #include "io/safetensors.h"
+#include "orrery/bench.h"
 #include "orrery/engine.h"
 #include "scratch_folder.h"
 
@@ -257,6 +258,29 @@ TEST(EngineMesh, PlanCountsOneRank) {
   // All but the embedding, which every rank computes whole.
   EXPECT_LT(denoise(cp), 0.27 * denoise(one));
   EXPECT_GT(denoise(cp), 0.25 * denoise(one));
+}
+
+TEST(BenchMeshes, RefusesWhatIsNoMesh) {
+  const auto refusal_of = [](const std::string& what, const std::string& meshes) {
+    BenchOptions options;
+    options.what = what;
+    options.meshes = meshes;
+    try {
+      run_bench(options, EngineOptions{}, [](const std::string& line) { ADD_FAILURE() << line; });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* mesh :
+       {"cp", "2", "xp2", "cp2x", "cp0", "cp1", "cp2@", "cp2@many", "cp9999999999"}) {
+    EXPECT_EQ(refusal_of("step", mesh),
+              concat("bench: mesh \"", mesh,
+                     "\" is not known; it names axes and degrees, as in cp2, tp2cp2 or cp2@4096"));
+  }
+  EXPECT_EQ(refusal_of("vae", "cp2"), "bench vae runs on one device; step and link take meshes");
+  EXPECT_EQ(refusal_of("link", ""), "bench link: needs ranks; give --meshes, or a degree above 1");
 }
 
 }  // namespace

@@ -260,6 +260,52 @@ TEST(MeshRandom, OnednnGivesTheOneRankOutputWithinRounding) {
   }
 }
 
+// Rows that travel in parts give the bits of rows that travel at once.
+TEST(MeshRandom, PartsGiveTheOutputOfTheWhole) {
+  const TransformerConfig config = eight_heads();
+  const RandomCheckpoint checkpoint(config);
+  const MeshInputs inputs = dist::random_inputs(config, 9, 5, 14, 21);
+  const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
+                                     {AttentionRole::und, AttentionRole::gen},
+                                     "transformer",
+                                     0,
+                                     0};
+  const AttentionStrategy strategy = AttentionStrategy::dense(inventory);
+  const MeshOutputs one = dist::one_rank(checkpoint.open(), config, inputs, strategy, 1, "reference");
+  for (const Mesh& mesh : {Mesh{1, 2, 1}, Mesh{2, 1, 1}, Mesh{2, 2, 1}}) {
+    const auto whole =
+        dist::many_ranks(checkpoint.open(), config, inputs, strategy, 1, "reference", mesh);
+    const auto parts =
+        dist::many_ranks(checkpoint.open(), config, inputs, strategy, 1, "reference", mesh, 50);
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      EXPECT_EQ(parts[rank].values, whole[0].values) << "tp " << mesh.tp << " cp " << mesh.cp;
+    }
+    EXPECT_LT(golden::relative_error(parts[0].values, one.values), sum_tolerance(config));
+  }
+}
+
+// Random weights of a rank are the slices of the whole ones.
+TEST(MeshRandom, RandomWeightsAreTheSameOnEveryMesh) {
+  const TransformerConfig config = eight_heads();
+  const MeshInputs inputs = dist::random_inputs(config, 5, 1, 8, 8);
+  const AttentionStrategy strategy = AttentionStrategy::dense(
+      {static_cast<int>(config.num_hidden_layers), {}, "transformer", 0, 0});
+  const auto weights = [](Backend& to, const VisitFunction& visit, const Shard& shard) {
+    return random_weights(to, visit, DType::f32, 3, shard);
+  };
+  const auto run = [&](const MeshGroups& groups) {
+    const auto backend = cpu::make_cpu_backend({.num_threads = 1, .linear = "reference"});
+    return dist::evaluate(*backend, DType::f32, weights, config, inputs, strategy, 1, groups);
+  };
+  const MeshOutputs want = run(make_absent_groups({}, 0));
+  ThreadWorld world(2);
+  world.run([&](int rank) {
+    const MeshOutputs got = run(make_groups(world, {2, 1, 1}, rank));
+    EXPECT_LT(golden::relative_error(got.values, want.values), sum_tolerance(config));
+    EXPECT_LT(got.weight_bytes, want.weight_bytes);
+  });
+}
+
 // A rank of tp 4 holds a quarter of what is cut, and what is not cut.
 TEST(MeshRandom, RankHoldsItsSliceOfTheWeights) {
   const TransformerConfig config = eight_heads();

@@ -1,0 +1,52 @@
+#include "engine/fingerprint.h"
+
+#include "base/error.h"
+#include "engine/report.h"
+
+namespace orrery {
+
+namespace {
+
+// A hash that a few flipped pixels change.
+uint64_t digest(const void* data, size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211u;
+  return hash;
+}
+
+std::string digest_of(const std::optional<Frames>& frames) {
+  if (!frames) return "none";
+  return concat(frames->count, "x", frames->height, "x", frames->width, " ",
+                digest(frames->rgb.data(), frames->rgb.size()));
+}
+
+std::string digest_of(const std::optional<FloatTensor>& tensor) {
+  if (!tensor) return "none";
+  return concat(tensor->values.size(), " ",
+                digest(tensor->values.data(), tensor->values.size() * sizeof(float)));
+}
+
+}  // namespace
+
+std::string fingerprint(const Request& request, const Settings& settings,
+                        const EngineOptions& options) {
+  std::string text = settings_json(request, settings).dump();
+  for (const std::string& part :
+       {options.attention, options.dtype, options.device, options.guardrail}) {
+    text += concat(" ", part.size(), ":", part);
+  }
+  text += concat(" mesh ", options.tp_degree, " ", options.cp_degree, " ", options.cfg_degree);
+  for (const LoraFile& lora : options.lora)
+    text += concat(" lora ", lora.file.string(), " ", lora.scale);
+  text += concat(" image ", digest_of(request.image), " video ", digest_of(request.video),
+                 " latents ", digest_of(request.latents), " tiling ", request.vae_tiling);
+  if (request.action) text += " actions " + digest_of(request.action->raw_actions);
+  if (request.transfer) {
+    for (const Control& control : request.transfer->controls)
+      text += " control " + digest_of(control.video);
+  }
+  return text;
+}
+
+}  // namespace orrery
