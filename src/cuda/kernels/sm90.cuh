@@ -60,12 +60,6 @@ __device__ __forceinline__ void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Meets `threads` threads, whole warps, that name the same barrier: 1 to 15, __syncthreads() being
-// 0.
-__device__ __forceinline__ void named_barrier(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // ---- mbarriers --------------------------------------------------------------------------------
 // A barrier completes a phase when its arrivals and its expected bytes have all come in. Waiting
 // for parity p returns once the phase of parity p is complete; on a fresh barrier parity 1 is.

@@ -441,6 +441,10 @@ struct Consumer {
       const int unit = 2 * (step % 4) + lane / 16;  // 16-byte unit of the 128-byte row
       load_matrix_x4(q + 4 * step, from + step / 4 * L::kQChunkBytes + ((unit ^ (row % 8)) << 4));
     }
+  }
+  // The loads of take_q() are over only when something has used what they bring: an arrival is not
+  // ordered behind loads that nobody waits for.
+  __device__ __forceinline__ void release_q() {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(smem + L::kEmptyQ + 8 * warpgroup);
     q_position.next();
@@ -554,8 +558,10 @@ struct Consumer {
   template <bool kTracking>
   __device__ __forceinline__ bool attend(const WorkItem& w) {
     mbarrier_wait(smem + L::kFullQ + 8 * warpgroup, q_position.phase);
-    take_q();
-    if (!w.valid) return true;
+    if (!w.valid) {
+      release_q();
+      return true;
+    }
     const bool upper_rows = C.mapping == RowMapping::kRowPair && warpgroup == 1;
     const TilePlan plan = plan_tiles<C>(a, w.head, w.row - (upper_rows ? kRows : 0));
 #pragma unroll
@@ -566,9 +572,11 @@ struct Consumer {
       sum[row] = 0.0f;
     }
     if (plan.tiles == 0) {
+      release_q();
       finish(w);
       return true;
     }
+    take_q();
 
     // Column c of tile t is visible to row 0 of this thread while c < causal_limit + 128 t; from
     // tile `masked_tiles` on the warpgroup's rows see everything.
@@ -585,6 +593,7 @@ struct Consumer {
     issue_qk();
     wgmma_wait<0>();
     pin_registers(s);
+    release_q();
     release_k();
     mask(plan.limit, causal_limit);
     row_maxima(reference);

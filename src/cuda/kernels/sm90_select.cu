@@ -129,8 +129,10 @@ struct SelectLayout {
   static constexpr int kTileBytes = kChunks * kChunkBytes;
   static constexpr int kQ = 0;
   static constexpr int kK = kTileBytes;
-  static constexpr int kBarriers = kK + kGroups * kStages * kTileBytes;  // q, then one per stage
-  static constexpr int kScores = kBarriers + 64;
+  static constexpr int kFullQ = kK + kGroups * kStages * kTileBytes;
+  static constexpr int kFullK = kFullQ + 8;
+  static constexpr int kEmptyK = kFullK + 8 * kGroups * kStages;
+  static constexpr int kScores = kEmptyK + (8 * kGroups * kStages + 15) / 16 * 16;
 };
 
 // log2(2^a + 2^b).
@@ -153,7 +155,8 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
   const int warp = warp_uniform(threadIdx.x % kGroupThreads / 32), lane = threadIdx.x % 32;
   const bool loads = threadIdx.x % kGroupThreads == 0;
   const uint32_t stages = smem + L::kK + group * kStages * L::kTileBytes;
-  const uint32_t full = smem + L::kBarriers + 8 + group * kStages * 8;
+  const uint32_t full = smem + L::kFullK + group * kStages * 8;
+  const uint32_t empty = smem + L::kEmptyK + group * kStages * 8;
   auto load = [&](const CUtensorMap* map, uint32_t to, int tile, int of_head, uint32_t barrier) {
     mbarrier_arrive_expect(barrier, L::kTileBytes);
 #pragma unroll
@@ -166,13 +169,13 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     load(map_k, stages + use % kStages * L::kTileBytes, tile, head / a.group,
          full + use % kStages * 8);
   };
-  if (threadIdx.x == 0) load(map_q, smem + L::kQ, q_tile, head, smem + L::kBarriers);
+  if (threadIdx.x == 0) load(map_q, smem + L::kQ, q_tile, head, smem + L::kFullQ);
   if (loads) {
     for (int ahead = 0; ahead < kStages && group + ahead * kGroups < a.k_tiles; ++ahead) {
       load_k(group + ahead * kGroups, k_uses + ahead);
     }
   }
-  mbarrier_wait(smem + L::kBarriers, q_phase);
+  mbarrier_wait(smem + L::kFullQ, q_phase);
   q_phase ^= 1;
 
   // This thread's query block and the cells of its two accumulator rows.
@@ -183,7 +186,8 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
 
   for (int tile = group; tile < a.k_tiles; tile += kGroups, ++k_uses) {
     const uint32_t stage = k_uses % kStages;
-    mbarrier_wait(full + stage * 8, k_uses / kStages & 1);
+    const uint32_t phase = k_uses / kStages & 1;
+    mbarrier_wait(full + stage * 8, phase);
     float t[kTileCells / 2];
     const uint64_t k = k_major_descriptor(stages + stage * L::kTileBytes);
     wgmma_fence();
@@ -195,9 +199,12 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(t);
-    named_barrier(1 + group, kGroupThreads);  // every warp of the group has read the stage
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
     const int next = tile + kStages * kGroups;
-    if (loads && next < a.k_tiles) load_k(next, k_uses + kStages);
+    if (loads && next < a.k_tiles) {
+      mbarrier_wait(empty + stage * 8, phase);  // every warp of the group has read the stage
+      load_k(next, k_uses + kStages);
+    }
 
     // Past the end of the cells lie zeros, which must not count; most tiles have none.
     auto reduce = [&](auto edge) {
@@ -404,7 +411,11 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads)
   const uint32_t smem = shared_address(shared);
   float* scores = reinterpret_cast<float*>(shared + L::kScores);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 1 + kGroups * kStages; ++i) mbarrier_init(smem + L::kBarriers + 8 * i, 1);
+    mbarrier_init(smem + L::kFullQ, 1);
+    for (int i = 0; i < kGroups * kStages; ++i) {
+      mbarrier_init(smem + L::kFullK + 8 * i, 1);
+      mbarrier_init(smem + L::kEmptyK + 8 * i, kGroupThreads / 32);
+    }
     mbarrier_init_fence();
   }
   __syncthreads();
