@@ -376,6 +376,19 @@ int run(int argc, char** argv, Job& job) {
   CLI::Option* text_option = tokenize->add_option("text,--text", text, "Text");
   tokenize->add_option("--decode", ids, "Ids to turn into text")->excludes(text_option);
 
+  CheckpointOptions checkpoint_options;
+  std::filesystem::path checkpoint_folder;
+  CLI::App* make_checkpoint =
+      app.add_subcommand("make-checkpoint", "Write a model folder of a published size with random weights");
+  make_checkpoint->add_option("--config", checkpoint_options.config, "nano, super or edge")
+      ->check(CLI::IsMember({"nano", "super", "edge"}))
+      ->capture_default_str();
+  make_checkpoint->add_option("--num-layers", checkpoint_options.num_layers, "Layers; 0: the config's");
+  make_checkpoint->add_option("--seed", checkpoint_options.seed, "Seed of the weights")->capture_default_str();
+  make_checkpoint->add_option("--tokenizer", checkpoint_options.tokenizer,
+                              "Folder of a tokenizer to copy; default: one token a byte");
+  make_checkpoint->add_option("--out", checkpoint_folder, "Folder to write, new or empty")->required();
+
   BenchOptions bench_options;
   EngineOptions bench_engine;
   CLI::App* bench = app.add_subcommand("bench", "Measure a published model size with random weights; JSON lines");
@@ -416,6 +429,7 @@ int run(int argc, char** argv, Job& job) {
     run_bench(bench_options, bench_engine, [](const std::string& line) { std::cout << line << std::endl; });
     return 0;
   }
+  if (*make_checkpoint) return cli::make_checkpoint(checkpoint_folder, checkpoint_options);
   if (*inspect) {
     std::cout << (inspect_strategy.empty() ? orrery::inspect(inspect_model, inspect_json)
                                            : orrery::inspect_attention(inspect_model, inspect_strategy, inspect_options));

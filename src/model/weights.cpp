@@ -310,19 +310,37 @@ class Placer final : public WeightVisitor {
 };
 }  // namespace
 
+bool RandomCuts::is_ones(std::string_view name) {
+  return name.find("norm") != std::string_view::npos || name.ends_with("gamma");
+}
+
+std::vector<float> RandomCuts::normals(uint64_t seed) {
+  std::vector<float> values(kBlock);
+  NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
+  return values;
+}
+
+void RandomCuts::next(int64_t count, const std::function<void(int64_t, int64_t, int64_t)>& piece) {
+  for (int64_t at = 0; at < count;) {
+    const int64_t size = std::min(kBlock - next_, count - at);
+    piece(at, next_, size);
+    at += size;
+    next_ = (next_ + size + 8 * 1013) % kBlock / 8 * 8;
+  }
+}
+
 class RandomWeights final : public WeightVisitor {
  public:
   RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed)
-      : backend_(backend), store_(store), dtype_(dtype), noise_(backend.allocate_tensor({kNoise}, dtype)) {
-    std::vector<float> values(kNoise);
-    NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
-    Tensor staged = backend.allocate_tensor({kNoise}, DType::f32);
-    backend.upload(staged.view, make_view(values.data(), {kNoise}, DType::f32));
-    backend.lincomb(noise_.view, {{kDeviation, staged.view}});
+      : backend_(backend), store_(store), dtype_(dtype), noise_(backend.allocate_tensor({RandomCuts::kBlock}, dtype)) {
+    const std::vector<float> values = RandomCuts::normals(seed);
+    Tensor staged = backend.allocate_tensor({RandomCuts::kBlock}, DType::f32);
+    backend.upload(staged.view, make_view(values.data(), staged.view.shape, DType::f32));
+    backend.lincomb(noise_.view, {{RandomCuts::kDeviation, staged.view}});
   }
 
   void tensor(View& slot, const std::string& name, Shape shape, Split) override {
-    slot = make(shape, name.find("norm") != std::string::npos || name.ends_with("gamma"));
+    slot = make(shape, RandomCuts::is_ones(name));
   }
   void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
               int64_t in, Split, bool has_bias) override {
@@ -338,10 +356,6 @@ class RandomWeights final : public WeightVisitor {
   }
 
  private:
-  // A block of normals that all tensors are cut from, each at another offset.
-  static constexpr int64_t kNoise = int64_t{1} << 22;
-  static constexpr float kDeviation = 0.02f;
-
   View make(Shape shape, bool ones) {
     Tensor tensor = backend_.allocate_tensor(shape, dtype_);
     const int64_t count = shape.numel();
@@ -350,12 +364,9 @@ class RandomWeights final : public WeightVisitor {
       backend_.fill(tensor.view, 1.0f);
     } else {
       const MutView flat = tensor.view.reshape({count});
-      for (int64_t at = 0; at < count;) {
-        const int64_t take = std::min(kNoise - next_, count - at);
-        backend_.copy(flat.slice(0, at, take), noise_.view.slice(0, next_, take));
-        at += take;
-        next_ = (next_ + take + 8 * 1013) % kNoise / 8 * 8;
-      }
+      cuts_.next(count, [&](int64_t at, int64_t from, int64_t size) {
+        backend_.copy(flat.slice(0, at, size), noise_.view.slice(0, from, size));
+      });
     }
     store_.buffers_.push_back(std::move(tensor.buffer));
     return tensor.view;
@@ -365,7 +376,7 @@ class RandomWeights final : public WeightVisitor {
   WeightStore& store_;
   DType dtype_;
   Tensor noise_;
-  int64_t next_ = 0;
+  RandomCuts cuts_;
 };
 
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed) {

@@ -98,8 +98,24 @@ WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunctio
 // would hold. For dry runs.
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
 
-// Random weights in place of files, made on the backend: vectors named like norms are 1, the rest is
-// pseudo-random with a standard deviation that keeps activations of order one. For benchmarks.
+// The values of random weights: vectors named like norms are 1, all others are cut from one block of
+// normals, each at another offset, with a deviation that keeps activations of order one.
+class RandomCuts {
+ public:
+  static constexpr int64_t kBlock = int64_t{1} << 22;
+  static constexpr float kDeviation = 0.02f;
+  static bool is_ones(std::string_view name);
+  // kBlock standard normals.
+  static std::vector<float> normals(uint64_t seed);
+  // Calls piece(at, from, count) for each run of a tensor's `count` values, elements [from, from + count)
+  // of the block.
+  void next(int64_t count, const std::function<void(int64_t at, int64_t from, int64_t count)>& piece);
+
+ private:
+  int64_t next_ = 0;
+};
+
+// Random weights in place of files, made on the backend. For benchmarks.
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed);
 
 struct ListedTensor {
