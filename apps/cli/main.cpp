@@ -251,6 +251,11 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
   app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")->capture_default_str();
   app.add_option("--threads", options.num_threads, "CPU threads; 0: all cores");
+  app.add_option("--offload", options.offload,
+                 "What stays on the device: none (all that steps need), model (the part in use), layer (a few layers)")
+      ->check(CLI::IsMember({"none", "model", "layer"}))
+      ->capture_default_str();
+  app.add_flag("--graphs,!--no-graphs", options.graphs, "Replay denoising steps as recorded graphs (CUDA); default on");
 }
 
 void add_engine_flags(CLI::App& app, EngineOptions& options) {
@@ -392,9 +397,10 @@ int run(int argc, char** argv, Job& job) {
   BenchOptions bench_options;
   EngineOptions bench_engine;
   CLI::App* bench = app.add_subcommand("bench", "Measure a published model size with random weights; JSON lines");
-  bench->add_option("what", bench_options.what, "layer, step, vae or e2e")
-      ->check(CLI::IsMember({"layer", "step", "vae", "e2e"}))
+  bench->add_option("what", bench_options.what, "layer, step, vae, e2e, attention or load")
+      ->check(CLI::IsMember({"layer", "step", "vae", "e2e", "attention", "load"}))
       ->capture_default_str();
+  bench->add_option("--model", bench_options.model, "Model folder to load, of load");
   bench->add_option("--config", bench_options.config, "nano, super or edge")->capture_default_str();
   bench->add_option("--num-layers", bench_options.num_layers, "Layers; 0: the config's");
   bench->add_option("--height", bench_options.height, "Pixels")->capture_default_str();
@@ -403,6 +409,13 @@ int run(int argc, char** argv, Job& job) {
   bench->add_option("--num-inference-steps", bench_options.num_inference_steps, "Steps")->capture_default_str();
   bench->add_option("--guidance-scale", bench_options.guidance_scale, "1 runs one branch")->capture_default_str();
   bench->add_option("--text-tokens", bench_options.text_tokens, "Tokens of each prompt")->capture_default_str();
+  bench->add_option("--query-tokens", bench_options.query_tokens, "Of attention; 0: the request's tokens");
+  bench->add_option("--key-tokens", bench_options.key_tokens, "Of attention; 0: the queries and the text tokens");
+  bench->add_option("--heads", bench_options.heads, "Of attention; 0: the config's");
+  bench->add_option("--kv-heads", bench_options.kv_heads, "Of attention; 0: the config's");
+  bench->add_option("--head-dim", bench_options.head_dim, "Of attention; 0: the config's");
+  bench->add_option("--sparsity", bench_options.sparsity, "Share of key blocks left out, of attention")
+      ->capture_default_str();
   add_engine_flags(*bench, bench_engine);
 
   try {

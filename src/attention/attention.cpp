@@ -49,6 +49,25 @@ std::string Attention::replay_key() const {
   return key;
 }
 
+void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
+  bool selects_anew = true;
+  for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
+    selects_anew = selects_anew && strategy_.preset_method(preset).reuse_steps() == 1;
+  }
+  if (is_shared() || !selects_anew) return evaluation();
+  const std::string whole = concat(key, " ", replay_key());
+  const auto begin = static_cast<std::ptrdiff_t>(records_.size());
+  if (backend_.replay(whole, evaluation)) {
+    replay_records_[whole].assign(records_.begin() + begin, records_.end());
+    return;
+  }
+  if (!recording_) return;
+  for (DispatchRecord record : replay_records_[whole]) {
+    record.step = moment().step;
+    records_.push_back(std::move(record));
+  }
+}
+
 AttentionMoment Attention::moment() const {
   require(moment_.has_value(),
           "attention: the strategy has a schedule, but no denoising step has begun");

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "base/rng.h"
 #include "dist/communicator.h"
 #include "io/checkpoint.h"
@@ -57,6 +58,20 @@ View slice_of(const View& whole, Split split, const Shard& shard) {
   return whole.slice(dim, shard.index * size, size);
 }
 
+constexpr size_t kBlockAlignment = 256;  // as an arena promises
+
+// The next room of a block on its write or read side; the read side comes last and moves on.
+MutView take(WeightBlock& block, const Shape& shape, DType dtype, bool read) {
+  const auto bytes = static_cast<size_t>(shape.numel() * size_of(dtype));
+  const size_t padded = (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  require(block.used + padded <= block.capacity, "weights: a block of ", block.capacity, " bytes has no room for ",
+          shape, " behind ", block.used);
+  const MutView room = read ? make_mut_view(block.read + block.used, shape, dtype, block.read_device)
+                            : make_mut_view(block.write + block.used, shape, dtype, block.write_device);
+  if (read) block.used += padded;
+  return room;
+}
+
 // Calls fn(name, shape, split) for every tensor in the order of the list.
 template <typename Fn>
 class Lister final : public WeightVisitor {
@@ -90,8 +105,10 @@ std::vector<ListedTensor> list_tensors(const VisitFunction& visit) {
 
 class WeightLoader final : public WeightVisitor {
  public:
-  WeightLoader(Backend& backend, Safetensors files, WeightStore& store, const LoadOptions& options)
-      : backend_(backend), store_(store), options_(options) {
+  // Into memory of its own, or into `block`, which must outlive the views.
+  WeightLoader(Backend& backend, Safetensors files, WeightStore& store, const LoadOptions& options,
+               WeightBlock* block = nullptr)
+      : backend_(backend), store_(store), options_(options), block_(block) {
     store_.files_ = std::move(files);
   }
 
@@ -131,7 +148,7 @@ class WeightLoader final : public WeightVisitor {
   std::vector<View> place(const std::vector<View>& parts) {
     std::vector<View> placed;
     // A slice of a changed copy is copied once more: the rest of it need not stay in memory.
-    const bool in_place = backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
+    const bool in_place = block_ == nullptr && backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
                           (adapted_.empty() || options_.shard.count == 1);
     int64_t rows = 0;
     for (const View& part : parts) {
@@ -149,26 +166,39 @@ class WeightLoader final : public WeightVisitor {
     const DType dtype = options_.dtype.value_or(parts.front().dtype);
     Shape shape = parts.front().shape;
     if (shape.rank() > 0) shape[0] = rows;
-    Tensor whole = backend_.allocate_tensor(shape, dtype);
+    const Room whole = make_room(shape, dtype);
     int64_t row = 0;
     for (const View& part : parts) {
       const int64_t count = part.rank() > 0 ? part.dim(0) : 1;
-      MutView to = part.rank() > 0 ? whole.view.slice(0, row, count) : whole.view;
-      move(to, part);
-      placed.push_back(to);
+      const auto of = [&](MutView x) { return part.rank() > 0 ? x.slice(0, row, count) : x; };
+      move(of(whole.write), part);
+      placed.push_back(of(whole.read));
       row += count;
     }
-    if (backend_.fuses_weights()) placed = {whole.view};
-    store_.buffers_.push_back(std::move(whole.buffer));
+    if (backend_.fuses_weights()) placed = {whole.read};
     adapted_.clear();
     return placed;
   }
 
+  struct Room {
+    MutView write, read;
+  };
+  Room make_room(Shape shape, DType dtype) {
+    if (block_ != nullptr) return {take(*block_, shape, dtype, false), take(*block_, shape, dtype, true)};
+    Tensor whole = backend_.allocate_tensor(shape, dtype);
+    store_.buffers_.push_back(std::move(whole.buffer));
+    return {whole.view, whole.view};
+  }
+
   void move(MutView to, const View& part) {
-    if (part.contiguous() && part.dtype == to.dtype && Safetensors::aligned(part)) {
-      backend_.upload(to, part);
+    const bool is_plain = part.contiguous() && part.dtype == to.dtype && Safetensors::aligned(part);
+    // The backend serves one thread; blocks in host memory may be filled by several.
+    if (block_ != nullptr && block_->write != block_->read) {
+      if (is_plain) std::memcpy(to.mut(), part.data, static_cast<size_t>(part.bytes()));
+      else convert(to, part);
       return;
     }
+    if (is_plain) return backend_.upload(to, part);
     Tensor host = allocate_host_tensor(part.shape, to.dtype);
     convert(host.view, part);
     backend_.upload(to, host.view);
@@ -202,6 +232,11 @@ class WeightLoader final : public WeightVisitor {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t start = strided ? r * part.stride(0) : r * width;
       const auto* from = static_cast<const std::byte*>(part.data) + start * size_of(part.dtype);
+      if (part.dtype == to.dtype) {
+        const int64_t bytes = width * size_of(to.dtype);
+        std::memcpy(to.as<std::byte>() + r * bytes, from, static_cast<size_t>(bytes));
+        continue;
+      }
       for (int64_t c = 0; c < width; ++c) {
         const float value = element(from + c * size_of(part.dtype), part.dtype);
         if (to.dtype == DType::f32) to.as<float>()[r * width + c] = value;
@@ -213,6 +248,7 @@ class WeightLoader final : public WeightVisitor {
   Backend& backend_;
   WeightStore& store_;
   const LoadOptions& options_;
+  WeightBlock* block_;
   std::vector<Buffer> adapted_;  // of the parts that are being placed
 };
 
@@ -226,20 +262,31 @@ namespace {
 
 // As check_finite(), of what one rank holds: it reads nothing else.
 void check_slices(const Safetensors& files, const VisitFunction& visit, const Shard& shard) {
-  FaultList faults;
+  struct Slice {
+    std::string stored;
+    View view;
+    std::string fault;
+  };
+  std::vector<Slice> slices;
   Lister lister([&](const std::string& name, Shape, Split split) {
     const std::string stored = WeightLoader::stored_name(files, name);
-    const View slice = slice_of(files.view(stored), split, shard);
-    const int64_t pieces = slice.contiguous() ? 1 : slice.dim(0);
-    for (int64_t i = 0; i < pieces; ++i) {
-      const auto fault = first_non_finite(slice.contiguous() ? slice : slice.select(0, i));
-      if (!fault) continue;
-      faults.add("not finite", stored, " in ", files.find(stored)->file, " holds ", *fault, " of slice ",
-                 shard.index, " of ", shard.count, pieces > 1 ? concat(", row ", i) : "");
-      break;
-    }
+    slices.push_back({stored, slice_of(files.view(stored), split, shard), ""});
   });
   visit(lister);
+  parallel_for(static_cast<int64_t>(slices.size()), [&](int64_t at) {
+    Slice& slice = slices[static_cast<size_t>(at)];
+    const int64_t pieces = slice.view.contiguous() ? 1 : slice.view.dim(0);
+    for (int64_t i = 0; i < pieces && slice.fault.empty(); ++i) {
+      const auto fault = first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
+      if (fault) slice.fault = pieces > 1 ? concat(*fault, " of row ", i) : *fault;
+    }
+  });
+  FaultList faults;
+  for (const Slice& slice : slices) {
+    if (slice.fault.empty()) continue;
+    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ", slice.fault, " of slice ",
+               shard.index, " of ", shard.count);
+  }
   faults.raise(ErrorKind::numeric, files.origin().string());
 }
 
@@ -264,6 +311,60 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
   WeightLoader loader(backend, std::move(files), store, options);
   visit(loader);
   return store;
+}
+
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
+                WeightBlock& block) {
+  WeightStore store;
+  WeightLoader loader(backend, files, store, options, &block);
+  visit(loader);
+}
+
+DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name) {
+  return options.dtype.value_or(files.view(WeightLoader::stored_name(files, name)).dtype);
+}
+
+namespace {
+
+class BlockSizer final : public WeightVisitor {
+ public:
+  BlockSizer(const std::function<DType(const std::string&)>& dtype_of, const Shard& shard)
+      : dtype_of_(dtype_of), shard_(shard) {}
+  int64_t bytes() const { return bytes_; }
+
+  void tensor(View&, const std::string& name, Shape shape, Split split) override {
+    add(cut(shape, split, shard_, name).numel(), name);
+  }
+  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out, int64_t in,
+              Split split, bool has_bias) override {
+    int64_t weights = 0, biases = 0;
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      const Shape shape = cut({out[i], in}, split, shard_, prefixes[i]);
+      weights += shape.numel();
+      biases += split == Split::rows ? shape[0] : out[i];
+    }
+    add(weights, prefixes.front() + ".weight");
+    if (has_bias) add(biases, prefixes.front() + ".bias");
+  }
+
+ private:
+  void add(int64_t count, const std::string& name) {
+    constexpr auto kStep = static_cast<int64_t>(kBlockAlignment);
+    bytes_ += (count * size_of(dtype_of_(name)) + kStep - 1) / kStep * kStep;
+  }
+
+  const std::function<DType(const std::string&)>& dtype_of_;
+  Shard shard_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string&)>& dtype_of,
+                    const Shard& shard) {
+  BlockSizer sizer(dtype_of, shard);
+  visit(sizer);
+  return sizer.bytes();
 }
 
 WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
@@ -384,6 +485,76 @@ WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType d
   RandomWeights visitor(backend, store, dtype, seed);
   visit(visitor);
   return store;
+}
+
+namespace {
+
+class RandomBlock final : public WeightVisitor {
+ public:
+  RandomBlock(const Backend& backend, DType dtype, uint64_t seed, WeightBlock& block)
+      : backend_(backend), dtype_(dtype), block_(block) {
+    if (block.write == nullptr) return;
+    const std::vector<float> normals = RandomCuts::normals(seed);
+    noise_ = allocate_host_tensor({RandomCuts::kBlock}, dtype);
+    for (size_t i = 0; i < normals.size(); ++i) store(noise_.view, static_cast<int64_t>(i), RandomCuts::kDeviation * normals[i]);
+  }
+
+  void tensor(View& slot, const std::string& name, Shape shape, Split) override {
+    slot = make(shape, RandomCuts::is_ones(name));
+  }
+  void linear(Linear& slot, const std::vector<std::string>&, const std::vector<int64_t>& out, int64_t in, Split,
+              bool has_bias) override {
+    int64_t rows = 0;
+    for (int64_t count : out) rows += count;
+    slot = {};
+    const auto parts = [&](View whole) {
+      std::vector<View> placed;
+      if (backend_.fuses_weights()) return std::vector<View>{whole};
+      int64_t row = 0;
+      for (int64_t count : out) {
+        placed.push_back(whole.slice(0, row, count));
+        row += count;
+      }
+      return placed;
+    };
+    slot.weights = parts(make({rows, in}, false));
+    if (has_bias) slot.biases = parts(make({rows}, false));
+  }
+
+ private:
+  void store(const MutView& to, int64_t i, float value) const {
+    if (dtype_ == DType::f32) to.as<float>()[i] = value;
+    else to.as<bf16>()[i] = to_bf16(value);
+  }
+
+  View make(Shape shape, bool ones) {
+    if (block_.write != nullptr) {
+      const MutView to = take(block_, shape, dtype_, false);
+      if (ones) {
+        for (int64_t i = 0; i < to.numel(); ++i) store(to, i, 1.0f);
+      } else {
+        const auto size = static_cast<size_t>(size_of(dtype_));
+        cuts_.next(to.numel(), [&](int64_t at, int64_t from, int64_t count) {
+          std::memcpy(to.as<std::byte>() + static_cast<size_t>(at) * size,
+                      noise_.view.as<std::byte>() + static_cast<size_t>(from) * size, static_cast<size_t>(count) * size);
+        });
+      }
+    }
+    return take(block_, shape, dtype_, true);
+  }
+
+  const Backend& backend_;
+  DType dtype_;
+  WeightBlock& block_;
+  Tensor noise_;
+  RandomCuts cuts_;
+};
+
+}  // namespace
+
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, WeightBlock& block) {
+  RandomBlock visitor(backend, dtype, seed, block);
+  visit(visitor);
 }
 
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard) {

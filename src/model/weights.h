@@ -94,6 +94,27 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
 WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
                          const LoadOptions& options);
 
+// Memory that weights are laid into one after another, each at a multiple of 256 bytes. What is written
+// at `write` is read at `read`, the same places of two blocks, or of one.
+struct WeightBlock {
+  std::byte* write = nullptr;
+  std::byte* read = nullptr;
+  DeviceKind write_device = DeviceKind::cpu, read_device = DeviceKind::cpu;
+  size_t capacity = 0;
+  size_t used = 0;
+};
+
+// As fill_weights(), into `block`; nothing else holds the weights. The block lies on this backend, or
+// its `write` side in host memory, which is then filled by the calling thread.
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
+                WeightBlock& block);
+
+// Bytes that fill_block() lays out. `dtype_of` says how a tensor is held.
+int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string& name)>& dtype_of,
+                    const Shard& shard);
+// The type a tensor of these files is held in.
+DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name);
+
 // Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a rank
 // would hold. For dry runs.
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
@@ -117,6 +138,10 @@ class RandomCuts {
 
 // Random weights in place of files, made on the backend. For benchmarks.
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed);
+
+// As random_weights(), into a block whose `write` side lies in host memory; without one the slots are
+// set and nothing is written.
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, WeightBlock& block);
 
 struct ListedTensor {
   std::string name;

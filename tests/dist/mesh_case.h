@@ -11,6 +11,7 @@
 #include "cpu/cpu_backend.h"
 #include "dist/thread_comm.h"
 #include "golden/golden.h"
+#include "model/layer_stream.h"
 #include "model/transformer.h"
 
 namespace orrery::dist {
@@ -22,6 +23,8 @@ struct MeshInputs {
   Shape latent_shape, sound_shape, action_shape;  // of rank 0 when absent
   std::vector<bool> noisy, action_noisy;
   std::array<int64_t, 3> tile{1, 1, 1};
+  bool streams = false;  // layers take turns: the text tower's from the files, the generation's from copies
+  std::function<Tensor(const std::string& name, const View& stored)> adapt;  // of LoadOptions
 };
 
 inline std::vector<float> normals(int64_t count, unsigned seed) {
@@ -69,10 +72,27 @@ inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& c
   Arena arena(backend->allocate(size_t{48} << 20));
   Transformer model(*backend, config, DType::f32);
   LoadOptions options;
-  options.ignored = Transformer::is_unused;
+  // A configuration may have fewer layers than the files.
+  options.ignored = [&](std::string_view name) { return Transformer::is_unused(name) || name.starts_with("layers."); };
   options.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
-  const WeightStore store = load_weights(
-      *backend, files, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, options);
+  options.adapt = inputs.adapt;
+  const VisitFunction all = [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); };
+  const VisitFunction ends = [&](WeightVisitor& v) {
+    model.visit_ends(Tower::und, v), model.visit_ends(Tower::gen, v);
+  };
+  check_weights(files, all, options);
+  const WeightStore store = fill_weights(*backend, files, inputs.streams ? ends : all, options);
+  const auto layer_of = [&](Tower tower) {
+    return [&model, tower](int i, WeightVisitor& v) { model.visit_layer(tower, i, v); };
+  };
+  std::unique_ptr<LayerStream> und_layers, gen_layers;
+  if (inputs.streams) {
+    const auto layers = static_cast<int>(config.num_hidden_layers);
+    und_layers = LayerStream::mapped(*backend, layers, layer_of(Tower::und), files, options);
+    gen_layers = LayerStream::pinned(*backend, layers, layer_of(Tower::gen), files, options);
+    model.set_stream(Tower::und, und_layers.get());
+    model.set_stream(Tower::gen, gen_layers.get());
+  }
 
   const auto device = [&](const std::vector<float>& values, Shape shape) {
     Tensor tensor = backend->allocate_tensor(shape, DType::f32);
@@ -116,6 +136,7 @@ inline MeshOutputs evaluate(const Safetensors& files, const TransformerConfig& c
   const GenRope rope = model.make_rope(positions, attention);
   MeshOutputs result;
   result.weight_bytes = store.bytes();
+  if (inputs.streams) result.weight_bytes += und_layers->device_bytes() + gen_layers->device_bytes();
   for (int step = 0; step < steps; ++step) {
     attention.begin_step(step, steps);
     model.velocity(arena, out, in, und, rope, attention);
