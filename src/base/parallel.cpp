@@ -23,7 +23,8 @@ void parallel_for(int64_t count, const std::function<void(int64_t i)>& body, int
   {
     const auto cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
     std::vector<std::jthread> threads;
-    for (int64_t i = 1; i < std::min({count, cores, int64_t{max_threads}}); ++i) threads.emplace_back(work);
+    for (int64_t i = 1; i < std::min({count, cores, int64_t{max_threads}}); ++i)
+      threads.emplace_back(work);
     work();
   }
   for (const std::exception_ptr& error : errors) {

@@ -16,7 +16,8 @@
 
 namespace orrery {
 
-// On a device the text tower is only ever there while prompts are encoded, a layer at a time. Besides:
+// On a device the text tower is only ever there while prompts are encoded, a layer at a time.
+// Besides:
 enum class Offload : uint8_t {
   none,   // generation tower and VAE stay
   model,  // whichever of the two is in use
@@ -27,21 +28,22 @@ Offload offload_of(const std::string& name, DeviceKind device);
 
 // Bytes of weights, as one rank holds them.
 struct PartSizes {
-  int64_t text = 0, text_ends = 0, text_layer = 0;  // whole; what is not in layers; the largest layer
+  int64_t text = 0, text_ends = 0,
+          text_layer = 0;  // whole; what is not in layers; the largest layer
   int64_t generation = 0, generation_ends = 0, generation_layer = 0;
   int64_t vae = 0;
   int num_layers = 0;
   int64_t all() const { return text + generation + vae; }
 };
 using DTypeOf = std::function<DType(const std::string& name)>;
-PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard, Vae& vae,
-                     const DTypeOf& vae_dtype);
+PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,
+                     Vae& vae, const DTypeOf& vae_dtype);
 
 // Bytes of weights in the memory of the device (on the CPU: the host's).
 struct Footprint {
-  int64_t resident = 0;                        // between requests
+  int64_t resident = 0;                         // between requests
   int64_t prompt = 0, denoise = 0, decode = 0;  // in each phase of one, `resident` included
-  int64_t pinned = 0;                          // host memory beside the mapping
+  int64_t pinned = 0;                           // host memory beside the mapping
   int64_t most() const;
 };
 Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);
@@ -55,10 +57,10 @@ class ModelWeights {
     LoadOptions transformer, vae;
     std::vector<LoraAdapters::Source> lora;
   };
-  // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what stays. The
-  // networks and the backend outlive this.
-  ModelWeights(Backend& backend, Transformer& transformer, Vae& vae, const std::filesystem::path& model,
-               Options options);
+  // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
+  // stays. The networks and the backend outlive this.
+  ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
+               const std::filesystem::path& model, Options options);
   ~ModelWeights();
 
   // Whether a part is in place now.
@@ -76,8 +78,9 @@ class ModelWeights {
     Part part_;
   };
 
-  // What has been checked and brought to the device (bytes 0 on the CPU) so far. The layers that take turns during a step are not
-  // counted, those of the text tower are part of the prompt's time.
+  // What has been checked and brought to the device (bytes 0 on the CPU) so far. The layers that
+  // take turns during a step are not counted, those of the text tower are part of the prompt's
+  // time.
   struct LoadTime {
     double check_seconds = 0;
     double seconds = 0;
@@ -96,7 +99,8 @@ class ModelWeights {
   void load(Part part);
   void require_room() const;
   LayerStream::VisitLayer layers_of(Tower tower);
-  WeightStore fill(const Safetensors& files, const VisitFunction& visit, const LoadOptions& options);
+  WeightStore fill(const Safetensors& files, const VisitFunction& visit,
+                   const LoadOptions& options);
 
   Backend& backend_;
   Transformer& transformer_;

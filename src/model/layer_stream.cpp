@@ -18,7 +18,8 @@ int64_t largest(const std::vector<int64_t>& sizes) {
 }
 
 std::vector<int64_t> layer_sizes(int num_layers, const LayerStream::VisitLayer& visit,
-                                 const std::function<DType(const std::string&)>& dtype_of, const Shard& shard) {
+                                 const std::function<DType(const std::string&)>& dtype_of,
+                                 const Shard& shard) {
   std::vector<int64_t> sizes;
   for (int i = 0; i < num_layers; ++i) {
     sizes.push_back(block_bytes([&](WeightVisitor& v) { visit(i, v); }, dtype_of, shard));
@@ -28,9 +29,11 @@ std::vector<int64_t> layer_sizes(int num_layers, const LayerStream::VisitLayer& 
 
 class PinnedLayers final : public LayerStream {
  public:
-  PinnedLayers(Backend& backend, std::vector<int64_t> sizes) : backend_(backend), sizes_(std::move(sizes)) {
+  PinnedLayers(Backend& backend, std::vector<int64_t> sizes)
+      : backend_(backend), sizes_(std::move(sizes)) {
     const auto size = static_cast<size_t>(largest(sizes_));
-    for (int i = 0; i < num_places(num_layers()); ++i) places_.push_back({backend.allocate(size), backend.make_lane(), -1});
+    for (int i = 0; i < num_places(num_layers()); ++i)
+      places_.push_back({backend.allocate(size), backend.make_lane(), -1});
     device_bytes_ = static_cast<int64_t>(size * places_.size());
   }
 
@@ -56,8 +59,12 @@ class PinnedLayers final : public LayerStream {
 
   // Where layer `layer` lies on the device, with host memory to write it to.
   WeightBlock block_of(int layer, std::byte* host) {
-    return {host, bytes_of(place_of(layer).buffer), DeviceKind::cpu, backend_.device(),
-            static_cast<size_t>(sizes_[static_cast<size_t>(layer)]), 0};
+    return {host,
+            bytes_of(place_of(layer).buffer),
+            DeviceKind::cpu,
+            backend_.device(),
+            static_cast<size_t>(sizes_[static_cast<size_t>(layer)]),
+            0};
   }
 
  private:
@@ -75,7 +82,8 @@ class PinnedLayers final : public LayerStream {
     if (place.holds == layer) return;
     const Buffer& block = blocks_[static_cast<size_t>(layer) % blocks_.size()];
     const Shape shape{sizes_[static_cast<size_t>(layer)]};
-    backend_.upload_beside(place.lane, make_mut_view(place.buffer.data(), shape, DType::u8, backend_.device()),
+    backend_.upload_beside(place.lane,
+                           make_mut_view(place.buffer.data(), shape, DType::u8, backend_.device()),
                            make_view(block.data(), shape, DType::u8));
     place.holds = layer;
   }
@@ -92,7 +100,8 @@ class PinnedLayers final : public LayerStream {
     }
     const std::lock_guard lock(mutex_);
     host_bytes_ += static_cast<int64_t>(size);
-    if (!problem.empty()) notice_ = "layers are copied from memory that is not pinned, which is slower: " + problem;
+    if (!problem.empty())
+      notice_ = "layers are copied from memory that is not pinned, which is slower: " + problem;
     return block;
   }
 
@@ -105,7 +114,8 @@ class PinnedLayers final : public LayerStream {
 
 class MappedLayers final : public LayerStream {
  public:
-  MappedLayers(Backend& backend, std::vector<int64_t> sizes, VisitLayer visit, Safetensors files, LoadOptions options)
+  MappedLayers(Backend& backend, std::vector<int64_t> sizes, VisitLayer visit, Safetensors files,
+               LoadOptions options)
       : backend_(backend),
         visit_(std::move(visit)),
         files_(std::move(files)),
@@ -117,8 +127,10 @@ class MappedLayers final : public LayerStream {
   void acquire(int layer) override {
     if (layer == holds_) return;
     // In order with the calls that read the layer before.
-    WeightBlock block{bytes_of(place_), bytes_of(place_), backend_.device(), backend_.device(), place_.bytes(), 0};
-    fill_block(backend_, files_, [&](WeightVisitor& v) { visit_(layer, v); }, options_, block);
+    WeightBlock block{bytes_of(place_),  bytes_of(place_), backend_.device(),
+                      backend_.device(), place_.bytes(),   0};
+    fill_block(
+        backend_, files_, [&](WeightVisitor& v) { visit_(layer, v); }, options_, block);
     holds_ = layer;
   }
 
@@ -133,34 +145,44 @@ class MappedLayers final : public LayerStream {
 
 }  // namespace
 
-std::unique_ptr<LayerStream> LayerStream::pinned(Backend& backend, int num_layers, const VisitLayer& visit,
-                                                 const Safetensors& files, const LoadOptions& options) {
+std::unique_ptr<LayerStream> LayerStream::pinned(Backend& backend, int num_layers,
+                                                 const VisitLayer& visit, const Safetensors& files,
+                                                 const LoadOptions& options) {
   const auto dtype_of = [&](const std::string& name) { return held_type(files, options, name); };
-  auto stream = std::make_unique<PinnedLayers>(backend, layer_sizes(num_layers, visit, dtype_of, options.shard));
+  auto stream = std::make_unique<PinnedLayers>(
+      backend, layer_sizes(num_layers, visit, dtype_of, options.shard));
   stream->fill(num_layers, [&](int i, WeightBlock& block) {
-    fill_block(backend, files, [&](WeightVisitor& v) { visit(i, v); }, options, block);
+    fill_block(
+        backend, files, [&](WeightVisitor& v) { visit(i, v); }, options, block);
   });
   return stream;
 }
 
-std::unique_ptr<LayerStream> LayerStream::mapped(Backend& backend, int num_layers, const VisitLayer& visit,
-                                                 Safetensors files, LoadOptions options) {
+std::unique_ptr<LayerStream> LayerStream::mapped(Backend& backend, int num_layers,
+                                                 const VisitLayer& visit, Safetensors files,
+                                                 LoadOptions options) {
   const auto dtype_of = [&](const std::string& name) { return held_type(files, options, name); };
   std::vector<int64_t> sizes = layer_sizes(num_layers, visit, dtype_of, options.shard);
-  return std::make_unique<MappedLayers>(backend, std::move(sizes), visit, std::move(files), std::move(options));
+  return std::make_unique<MappedLayers>(backend, std::move(sizes), visit, std::move(files),
+                                        std::move(options));
 }
 
-std::unique_ptr<LayerStream> LayerStream::random(Backend& backend, int num_layers, const VisitLayer& visit, DType dtype,
+std::unique_ptr<LayerStream> LayerStream::random(Backend& backend, int num_layers,
+                                                 const VisitLayer& visit, DType dtype,
                                                  uint64_t seed, int distinct) {
   const auto dtype_of = [&](const std::string&) { return dtype; };
-  auto stream = std::make_unique<PinnedLayers>(backend, layer_sizes(num_layers, visit, dtype_of, {}));
+  auto stream =
+      std::make_unique<PinnedLayers>(backend, layer_sizes(num_layers, visit, dtype_of, {}));
   const int filled = std::min(distinct, num_layers);
   stream->fill(filled, [&](int i, WeightBlock& block) {
-    random_block(backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed + static_cast<uint64_t>(i), block);
+    random_block(
+        backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed + static_cast<uint64_t>(i),
+        block);
   });
   for (int i = filled; i < num_layers; ++i) {
     WeightBlock views = stream->block_of(i, nullptr);
-    random_block(backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed, views);
+    random_block(
+        backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed, views);
   }
   return stream;
 }

@@ -16,22 +16,26 @@ class LayerStream {
  public:
   using VisitLayer = std::function<void(int layer, WeightVisitor&)>;
 
-  // Every layer is laid out in pinned host memory, once. Two places on the device: while one layer is
-  // used the next one is copied, after the last the first. When memory cannot be pinned, plain memory
-  // takes its place and notice() says so.
-  static std::unique_ptr<LayerStream> pinned(Backend& backend, int num_layers, const VisitLayer& visit,
-                                             const Safetensors& files, const LoadOptions& options);
-  // No copy in host memory: each layer is read from the mapped files when its turn comes. One place on the
-  // device. For layers that run rarely.
-  static std::unique_ptr<LayerStream> mapped(Backend& backend, int num_layers, const VisitLayer& visit,
-                                             Safetensors files, LoadOptions options);
-  // Random weights as pinned() holds them, with `distinct` different layers: the others borrow those in turn.
-  static std::unique_ptr<LayerStream> random(Backend& backend, int num_layers, const VisitLayer& visit, DType dtype,
-                                             uint64_t seed, int distinct);
+  // Every layer is laid out in pinned host memory, once. Two places on the device: while one layer
+  // is used the next one is copied, after the last the first. When memory cannot be pinned, plain
+  // memory takes its place and notice() says so.
+  static std::unique_ptr<LayerStream> pinned(Backend& backend, int num_layers,
+                                             const VisitLayer& visit, const Safetensors& files,
+                                             const LoadOptions& options);
+  // No copy in host memory: each layer is read from the mapped files when its turn comes. One place
+  // on the device. For layers that run rarely.
+  static std::unique_ptr<LayerStream> mapped(Backend& backend, int num_layers,
+                                             const VisitLayer& visit, Safetensors files,
+                                             LoadOptions options);
+  // Random weights as pinned() holds them, with `distinct` different layers: the others borrow
+  // those in turn.
+  static std::unique_ptr<LayerStream> random(Backend& backend, int num_layers,
+                                             const VisitLayer& visit, DType dtype, uint64_t seed,
+                                             int distinct);
   virtual ~LayerStream() = default;
 
-  // From here until the next acquire() the views that `visit` lists for this layer hold its weights, for calls
-  // on the backend. Any order is right; ascending and around is the fast one.
+  // From here until the next acquire() the views that `visit` lists for this layer hold its
+  // weights, for calls on the backend. Any order is right; ascending and around is the fast one.
   virtual void acquire(int layer) = 0;
 
   int64_t device_bytes() const { return device_bytes_; }

@@ -18,8 +18,8 @@ constexpr int kSteps = 2;  // around the end of the tower, back to its beginning
 class LayerStreams : public testing::Test {
  protected:
   Safetensors files_ = Safetensors::open_folder(golden::model_directory() / "transformer");
-  TransformerConfig config_ =
-      TransformerConfig::from_json(Json::load(golden::model_directory() / "transformer/config.json"));
+  TransformerConfig config_ = TransformerConfig::from_json(
+      Json::load(golden::model_directory() / "transformer/config.json"));
 
   AttentionStrategy strategy() const {
     const AttentionInventory inventory{static_cast<int>(config_.num_hidden_layers),
@@ -57,8 +57,10 @@ TEST_F(LayerStreams, GiveTheSameBytes) {
 
 TEST_F(LayerStreams, HoldEachRanksSlices) {
   for (const Mesh& mesh : {Mesh{2, 1, 1}, Mesh{1, 2, 1}}) {
-    const std::vector<MeshOutputs> resident = on(mesh, inputs(false)), streamed = on(mesh, inputs(true));
-    for (size_t rank = 0; rank < resident.size(); ++rank) EXPECT_EQ(streamed[rank].values, resident[rank].values);
+    const std::vector<MeshOutputs> resident = on(mesh, inputs(false)),
+                                   streamed = on(mesh, inputs(true));
+    for (size_t rank = 0; rank < resident.size(); ++rank)
+      EXPECT_EQ(streamed[rank].values, resident[rank].values);
   }
 }
 
@@ -66,7 +68,8 @@ TEST_F(LayerStreams, HoldEachRanksSlices) {
 TEST_F(LayerStreams, HoldChangedWeights) {
   const auto doubled = [](const std::string& name, const View& stored) {
     Tensor copy;
-    if (name != "layers.3.mlp_moe_gen.down_proj.weight" && name != "layers.2.self_attn.to_v.weight") return copy;
+    if (name != "layers.3.mlp_moe_gen.down_proj.weight" && name != "layers.2.self_attn.to_v.weight")
+      return copy;
     copy = allocate_host_tensor(stored.shape, stored.dtype);
     for (int64_t i = 0; i < stored.numel(); ++i) {
       copy.view.as<bf16>()[i] = to_bf16(2.0f * to_float(static_cast<const bf16*>(stored.data)[i]));
@@ -98,8 +101,8 @@ TEST_F(LayerStreams, HoldTheTypeThatIsAskedFor) {
   EXPECT_EQ(stream->device_bytes(), LayerStream::num_places(8) * config_.hidden_size * 4);
 }
 
-// The views of random layers hold what the device would: each layer its own values, borrowed ones those of
-// the layer they borrow from.
+// The views of random layers hold what the device would: each layer its own values, borrowed ones
+// those of the layer they borrow from.
 TEST_F(LayerStreams, CanBeRandom) {
   const auto backend = cpu::make_cpu_backend({});
   std::vector<Linear> slots(5);
