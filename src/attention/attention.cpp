@@ -50,11 +50,12 @@ std::string Attention::replay_key() const {
 }
 
 void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
-  bool selects_anew = true;
+  bool can_be_recorded = !is_shared();
   for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
-    selects_anew = selects_anew && strategy_.preset_method(preset).reuse_steps() == 1;
+    const AttentionMethod& method = strategy_.preset_method(preset);
+    if (method.reuse_steps() > 1 || (recording_ && method.keeps_by_data())) can_be_recorded = false;
   }
-  if (is_shared() || !selects_anew) return evaluation();
+  if (!can_be_recorded) return evaluation();
   const std::string whole = concat(key, " ", replay_key());
   const auto begin = static_cast<std::ptrdiff_t>(records_.size());
   if (backend_.replay(whole, evaluation)) {

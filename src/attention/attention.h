@@ -67,7 +67,7 @@ class Attention {
   // Runs `evaluation` or, where the backend has one, a recording of an equal one: of the same `key` and
   // replay_key(). The dispatch records are the same. Whatever the key stands for must stay where it is
   // until Backend::forget_replays(). Runs it plainly where ranks share the sequence, and under strategies
-  // that use a selection again, which choose on the host when to select.
+  // that choose on the host when to select or whose records are read back from the device.
   void replay(const std::string& key, const std::function<void()>& evaluation);
 
   // Control streams of equal length at the front of the sequence that are attended one by one: at

@@ -460,9 +460,12 @@ TEST_F(AttentionFacade, ReplaysAreRecordedLikeRuns) {
       EXPECT_EQ(recording.stats().at(op).bytes, stats.bytes) << op;
     }
   }
-  // Selections that are used again are chosen on the host.
-  Replaying recording;
-  EXPECT_EQ(drive(recording, gen_by(reusing(2)), true).first, 10);
+  // Selections that are used again are chosen on the host, the lengths of others are read back.
+  for (const std::string& method :
+       {reusing(2), block_sparse(R"({"name": "threshold", "config": {"mass": 0.5}})")}) {
+    Replaying recording;
+    EXPECT_EQ(drive(recording, gen_by(method), true).first, 10) << method;
+  }
 }
 
 }  // namespace
