@@ -36,8 +36,8 @@ class LayerStreams : public testing::Test {
   }
   std::vector<MeshOutputs> on(const Mesh& mesh, const MeshInputs& in) const {
     const AttentionStrategy plain = strategy();
-    if (mesh.world() == 1) return {dist::one_rank(files_, config_, in, plain, kSteps)};
-    return dist::many_ranks(files_, config_, in, plain, kSteps, mesh);
+    if (mesh.world() == 1) return {dist::one_rank(files_, config_, in, plain, kSteps, "")};
+    return dist::many_ranks(files_, config_, in, plain, kSteps, "", mesh);
   }
 };
 
