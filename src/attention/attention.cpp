@@ -50,7 +50,7 @@ std::string Attention::replay_key() const {
 }
 
 void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
-  bool can_be_recorded = !is_shared();
+  bool can_be_recorded = !is_shared() && !probe_;
   for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
     const AttentionMethod& method = strategy_.preset_method(preset);
     if (method.reuse_steps() > 1 || (recording_ && method.keeps_by_data())) can_be_recorded = false;
