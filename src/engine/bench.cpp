@@ -664,6 +664,7 @@ void bench_load(const BenchOptions& options, const EngineOptions& engine, const 
   Vae vae(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
   ModelWeights::Options use;
   use.offload = offload_of(engine.offload, backend->device());
+  use.host_memory = available_host_memory();
   if (backend->device() != DeviceKind::cpu) use.transformer.dtype = use.vae.dtype = dtype;
   use.transformer.ignored = Transformer::is_unused;
   ModelWeights weights(*backend, transformer, vae, options.model, use);

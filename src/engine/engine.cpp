@@ -51,8 +51,8 @@ struct Engine::State {
   std::unique_ptr<ModelWeights> weights;
   double open_seconds = 0;
 
-  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank);
-  void load();
+  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank, int64_t host_memory);
+  void load(int64_t host_memory);
   void use(AttentionStrategy chosen);
   bool warms_up() const;
   Placement placement(const Request& request) const;
@@ -62,7 +62,8 @@ struct Engine::State {
   }
 };
 
-Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank)
+Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank,
+                     int64_t host_memory)
     : path(model),
       options(given),
       checkpoint(read_checkpoint(model)),
@@ -74,7 +75,7 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
   require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
           options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
-  load();
+  load(host_memory);
 }
 
 void Engine::State::use(AttentionStrategy chosen) {
@@ -95,7 +96,7 @@ bool Engine::State::warms_up() const {
   return backend->device() != DeviceKind::cpu && strategy.num_layouts() > 1;
 }
 
-void Engine::State::load() {
+void Engine::State::load(int64_t host_memory) {
   transformer = std::make_unique<Transformer>(*backend, checkpoint.transformer, dtype);
   vae = std::make_unique<Vae>(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
 
@@ -108,6 +109,7 @@ void Engine::State::load() {
   of.check_finite = groups.place().cp == 0 && groups.place().cfg == 0;
   ModelWeights::Options use;
   use.offload = offload();
+  use.host_memory = host_memory;
   use.transformer = of;
   use.vae.dtype = of.dtype;
   use.vae.check_finite = groups.leads();
@@ -170,9 +172,11 @@ Engine Engine::open(const std::filesystem::path& model, const EngineOptions& opt
   World& world = *ranks->world;
   std::vector<std::unique_ptr<Engine::State>> opened(world.local().size());
   const int begin = world.local().front();
+  // Asked before the first rank takes its share.
+  const int64_t host_memory = available_host_memory() / std::ssize(opened);
   world.run([&](int rank) {
     opened[static_cast<size_t>(rank - begin)] =
-        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank);
+        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank, host_memory);
   });
   ranks->states = std::move(opened);
   for (const auto& state : ranks->states) state->open_seconds = seconds_since(start);

@@ -4,7 +4,6 @@
 #include <chrono>
 
 #include "base/error.h"
-#include "engine/backends.h"
 
 namespace orrery {
 
@@ -122,10 +121,10 @@ void ModelWeights::require_room() const {
           gigabytes(memory.total), " GB are free; they take ", most(Offload::model),
           " GB with --offload model and ", most(Offload::layer),
           " GB with --offload layer, less on several ranks (--tp-degree)");
-  const int64_t host = available_host_memory();
-  require(footprint_.pinned <= host, ErrorKind::out_of_memory, "--offload layer keeps ",
-          gigabytes(footprint_.pinned), " GB of layers in host memory, but ", gigabytes(host),
-          " GB are available there");
+  require(footprint_.pinned <= options_.host_memory, ErrorKind::out_of_memory,
+          "--offload layer keeps ", gigabytes(footprint_.pinned),
+          " GB of layers in host memory, but ", gigabytes(options_.host_memory),
+          " GB are available there for this rank; use --offload model");
 }
 
 bool ModelWeights::stays(Part part) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,7 @@ class ModelWeights {
     Offload offload = Offload::none;
     LoadOptions transformer, vae;
     std::vector<LoraAdapters::Source> lora;
+    int64_t host_memory = std::numeric_limits<int64_t>::max();  // that layers may be pinned in
   };
   // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
   // stays. The networks and the backend outlive this.

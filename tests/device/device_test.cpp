@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 
 #include "base/error.h"
@@ -748,6 +749,28 @@ TEST_F(Device, ReplayRunsTheStepAgainOnNewInputs) {
     expect_close(out, reference::linear(fresh.host(), w.host(), options), kRounded);
   }
   EXPECT_EQ(calls, 2);  // once as it is, once recorded
+}
+
+// Events around the parts of a recording would tell nothing.
+TEST_F(Device, StepsThatATimelineWatchesRunAsTheyAre) {
+  const Twin x = random({8}, DType::f32);
+  int calls = 0;
+  const auto step = [&] {
+    ++calls;
+    gpu().fill(x.device(), 2.0f);
+  };
+  const std::unique_ptr<Timeline> timeline = cuda::make_timeline(gpu());
+  gpu().set_observer(timeline.get());
+  for (int turn = 0; turn < 3; ++turn) gpu().replay("watched step", step);
+  gpu().set_observer(nullptr);
+  EXPECT_EQ(calls, 3);
+  const std::vector<Timeline::Span> spans = timeline->spans();
+  ASSERT_EQ(spans.size(), 3u);
+  for (const Timeline::Span& span : spans) {
+    EXPECT_EQ(span.name, "fill");
+    EXPECT_EQ(span.lane, "compute");
+    EXPECT_LE(span.begin_ms, span.end_ms);
+  }
 }
 
 TEST_F(Device, ReplayRefusesWhatTouchesTheHost) {
