@@ -26,6 +26,15 @@ int main(int argc, char** argv) {
     else if (key == "attention") options.attention = value;
     else if (key == "meshes") options.meshes = value;
     else if (key == "timeline") options.timeline = true;
+    else if (key == "model") options.model = value;
+    else if (key == "query-tokens") options.query_tokens = std::stoll(value);
+    else if (key == "key-tokens") options.key_tokens = std::stoll(value);
+    else if (key == "heads") options.heads = std::stoll(value);
+    else if (key == "kv-heads") options.kv_heads = std::stoll(value);
+    else if (key == "head-dim") options.head_dim = std::stoll(value);
+    else if (key == "sparsity") options.sparsity = std::stod(value);
+    else if (key == "offload") engine.offload = value;
+    else if (key == "no-graphs") engine.graphs = false;
     else if (key == "device") engine.device = value;
     else if (key == "dtype") engine.dtype = value;
     else {

@@ -8,6 +8,7 @@
 #include "orrery/compare.h"
 #include "orrery/engine.h"
 #include "orrery/job.h"
+#include "orrery/make_checkpoint.h"
 
 namespace orrery::cli {
 
@@ -36,6 +37,7 @@ void load_inputs(Request& request, const GenerateFiles& files);
 int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job);
 int compare(Request request, const CompareFiles& files, CompareOptions options, EngineOptions engine);
 int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json);
+int make_checkpoint(const std::filesystem::path& folder, CheckpointOptions options);
 
 // 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
 int exit_status(ErrorKind kind);

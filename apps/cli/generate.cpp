@@ -129,6 +129,8 @@ int plan(Request request, const GenerateFiles& files, EngineOptions options, boo
               static_cast<long long>(plan.text_tokens));
   std::printf("memory      %.1f MB weights, %.1f MB activations, %.1f MB state\n", 1e-6 * static_cast<double>(plan.weight_bytes),
               1e-6 * static_cast<double>(plan.activation_bytes), 1e-6 * static_cast<double>(plan.state_bytes));
+  std::printf("            %.1f MB at once%s", 1e-6 * static_cast<double>(plan.peak_bytes), plan.pinned_bytes > 0 ? "" : "\n");
+  if (plan.pinned_bytes > 0) std::printf(", %.1f MB pinned in host memory\n", 1e-6 * static_cast<double>(plan.pinned_bytes));
   for (const Plan::Stage& stage : plan.stages) {
     std::printf("%-11s %12.3f GFLOP %12.3f GB", stage.name.c_str(), stage.flops * 1e-9, stage.bytes * 1e-9);
     if (stage.floor_seconds > 0) std::printf("   floor %9.3f s", stage.floor_seconds);

@@ -251,6 +251,11 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
   app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")->capture_default_str();
   app.add_option("--threads", options.num_threads, "CPU threads; 0: all cores");
+  app.add_option("--offload", options.offload,
+                 "What stays on the device: none (all that steps need), model (the part in use), layer (a few layers)")
+      ->check(CLI::IsMember({"none", "model", "layer"}))
+      ->capture_default_str();
+  app.add_flag("--graphs,!--no-graphs", options.graphs, "Replay denoising steps as recorded graphs (CUDA); default on");
 }
 
 void add_engine_flags(CLI::App& app, EngineOptions& options) {
@@ -376,12 +381,26 @@ int run(int argc, char** argv, Job& job) {
   CLI::Option* text_option = tokenize->add_option("text,--text", text, "Text");
   tokenize->add_option("--decode", ids, "Ids to turn into text")->excludes(text_option);
 
+  CheckpointOptions checkpoint_options;
+  std::filesystem::path checkpoint_folder;
+  CLI::App* make_checkpoint =
+      app.add_subcommand("make-checkpoint", "Write a model folder of a published size with random weights");
+  make_checkpoint->add_option("--config", checkpoint_options.config, "nano, super or edge")
+      ->check(CLI::IsMember({"nano", "super", "edge"}))
+      ->capture_default_str();
+  make_checkpoint->add_option("--num-layers", checkpoint_options.num_layers, "Layers; 0: the config's");
+  make_checkpoint->add_option("--seed", checkpoint_options.seed, "Seed of the weights")->capture_default_str();
+  make_checkpoint->add_option("--tokenizer", checkpoint_options.tokenizer,
+                              "Folder of a tokenizer to copy; default: one token a byte");
+  make_checkpoint->add_option("--out", checkpoint_folder, "Folder to write, new or empty")->required();
+
   BenchOptions bench_options;
   EngineOptions bench_engine;
   CLI::App* bench = app.add_subcommand("bench", "Measure a published model size with random weights; JSON lines");
-  bench->add_option("what", bench_options.what, "layer, step, vae, e2e or link")
-      ->check(CLI::IsMember({"layer", "step", "vae", "e2e", "link"}))
+  bench->add_option("what", bench_options.what, "layer, step, vae, e2e, attention, load or link")
+      ->check(CLI::IsMember({"layer", "step", "vae", "e2e", "attention", "load", "link"}))
       ->capture_default_str();
+  bench->add_option("--model", bench_options.model, "Model folder to load, of load");
   bench->add_option("--config", bench_options.config, "nano, super or edge")->capture_default_str();
   bench->add_option("--num-layers", bench_options.num_layers, "Layers; 0: the config's");
   bench->add_option("--height", bench_options.height, "Pixels")->capture_default_str();
@@ -394,6 +413,13 @@ int run(int argc, char** argv, Job& job) {
                     "step and link: meshes of ranks beside one device, as in cp2,cfg2,tp2cp2; cp2@N: at least N rows "
                     "travel at once; none: that of the degrees");
   bench->add_flag("--timeline", bench_options.timeline, "step: the times of every operation of one layer too");
+  bench->add_option("--query-tokens", bench_options.query_tokens, "Of attention; 0: the request's tokens");
+  bench->add_option("--key-tokens", bench_options.key_tokens, "Of attention; 0: the queries and the text tokens");
+  bench->add_option("--heads", bench_options.heads, "Of attention; 0: the config's");
+  bench->add_option("--kv-heads", bench_options.kv_heads, "Of attention; 0: the config's");
+  bench->add_option("--head-dim", bench_options.head_dim, "Of attention; 0: the config's");
+  bench->add_option("--sparsity", bench_options.sparsity, "Share of key blocks left out, of attention")
+      ->capture_default_str();
   add_engine_flags(*bench, bench_engine);
 
   try {
@@ -422,6 +448,7 @@ int run(int argc, char** argv, Job& job) {
     run_bench(bench_options, bench_engine, [](const std::string& line) { std::cout << line << std::endl; });
     return 0;
   }
+  if (*make_checkpoint) return cli::make_checkpoint(checkpoint_folder, checkpoint_options);
   if (*inspect) {
     std::cout << (inspect_strategy.empty() ? orrery::inspect(inspect_model, inspect_json)
                                            : orrery::inspect_attention(inspect_model, inspect_strategy, inspect_options));

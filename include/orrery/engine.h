@@ -41,6 +41,11 @@ struct EngineOptions {
   int tp_degree = 1, cp_degree = 1, cfg_degree = 1;
   // Ranks are the processes of this job; null, or a job of one: threads of this process.
   const Job* job = nullptr;
+  // Weights on a device (docs/cuda.md): none, model (the part in use) or layer (the generation tower's layers take
+  // turns). The CPU reads weights in the mapped files and knows none only.
+  std::string offload = "none";
+  // Steps on CUDA run as recorded graphs where they can (docs/cuda.md, "Replay"). Results do not depend on it.
+  bool graphs = true;
   bool profile = false;            // time every operation for the report (slows CUDA down)
   std::function<void(const std::string&)> log;  // notices, one sentence each; may be empty
 };
@@ -60,6 +65,9 @@ struct Plan {
   int64_t weight_bytes = 0;
   int64_t activation_bytes = 0;   // arena
   int64_t state_bytes = 0;        // latents, solver history, text caches, tables
+  int64_t resident_weight_bytes = 0;  // of the weights: those on the device between requests
+  int64_t pinned_bytes = 0;       // host memory that layers are copied from
+  int64_t peak_bytes = 0;         // on the device at once, without what libraries keep for themselves
   int64_t tokens = 0;             // generation tokens
   int64_t text_tokens = 0;        // conditional branch
   int ranks = 1;                  // that share the request; all numbers are those of rank 0

@@ -132,7 +132,7 @@ struct Result {
 };
 
 struct Progress {
-  std::string stage;           // "guardrail", "prompt", "encode", "denoise", "decode", "sound"
+  std::string stage;           // "guardrail", "prompt", "encode", "load", "warm-up", "denoise", "decode", "sound"
   int64_t step = 0;            // finished, of total
   int64_t total = 0;
   double seconds = 0;          // since the stage began

@@ -48,6 +48,26 @@ std::string Attention::replay_key() const {
   return key;
 }
 
+void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
+  bool can_be_recorded = !is_shared() && !probe_;
+  for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
+    const AttentionMethod& method = strategy_.preset_method(preset);
+    if (method.reuse_steps() > 1 || (recording_ && method.keeps_by_data())) can_be_recorded = false;
+  }
+  if (!can_be_recorded) return evaluation();
+  const std::string whole = concat(key, " ", replay_key());
+  const auto begin = static_cast<std::ptrdiff_t>(records_.size());
+  if (backend_.replay(whole, evaluation)) {
+    replay_records_[whole].assign(records_.begin() + begin, records_.end());
+    return;
+  }
+  if (!recording_) return;
+  for (DispatchRecord record : replay_records_[whole]) {
+    record.step = moment().step;
+    records_.push_back(std::move(record));
+  }
+}
+
 AttentionMoment Attention::moment() const {
   require(moment_.has_value(),
           "attention: the strategy has a schedule, but no denoising step has begun");

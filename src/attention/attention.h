@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,6 +82,11 @@ class Attention {
   // What the evaluations of this step and branch will do beside arithmetic: equal keys mean equal
   // sequences of operations on equal addresses, so that a recorded evaluation may be replayed.
   std::string replay_key() const;
+  // Runs `evaluation` or, where the backend has one, a recording of an equal one: of the same `key` and
+  // replay_key(). The dispatch records are the same. Whatever the key stands for must stay where it is
+  // until Backend::forget_replays(). Runs it plainly where ranks share the sequence, and under strategies
+  // that choose on the host when to select or whose records are read back from the device.
+  void replay(const std::string& key, const std::function<void()>& evaluation);
 
   // Control streams of equal length at the front of the sequence that are attended one by one: at
   // sites of role gen_multi_control stream i and everything behind the streams read [text, stream
@@ -145,6 +151,7 @@ class Attention {
   std::function<void(const AttentionCall&)> probe_;
   bool recording_ = false;
   std::vector<DispatchRecord> records_;
+  std::map<std::string, std::vector<DispatchRecord>> replay_records_;  // of one evaluation, by key
 };
 
 }  // namespace orrery

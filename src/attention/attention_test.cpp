@@ -393,5 +393,72 @@ TEST_F(AttentionFacade, DryRunFindsThePeak) {
   }
 }
 
+// Runs a step twice, then claims to have launched it.
+class Replaying final : public DryRunBackend {
+ public:
+  Replaying() : DryRunBackend(DeviceKind::cpu) {}
+
+ private:
+  void do_replay(const std::string& key, const std::function<void()>& fn) override {
+    if (++calls_[key] <= 2) fn();
+  }
+  void do_forget_replays() override { calls_.clear(); }
+  std::map<std::string, int> calls_;
+};
+
+// What a recording did is listed and counted as if it had run.
+TEST_F(AttentionFacade, ReplaysAreRecordedLikeRuns) {
+  const CallData data(video());
+  const auto drive = [&](Backend& backend, const AttentionStrategy& strategy, bool replays) {
+    Attention attention(backend, strategy, data.shape.sequence, 16);
+    attention.set_recording(true);
+    int runs = 0;
+    for (int step = 0; step < 5; ++step) {
+      attention.begin_step(step, 5);
+      for (int branch = 0; branch < 2; ++branch) {
+        attention.begin_branch(branch);
+        const auto evaluation = [&] {
+          ++runs;
+          Arena arena = Arena::measuring(DeviceKind::cpu);
+          for (int layer = 0; layer < 2; ++layer) {
+            generate(attention, arena, data.q.view, data.k.view, data.v.view, data.und_k.view,
+                     data.und_v.view, {layer, AttentionRole::gen});
+          }
+        };
+        if (replays)
+          attention.replay("evaluation", evaluation);
+        else
+          evaluation();
+      }
+    }
+    std::vector<std::string> lines;
+    for (const DispatchRecord& r : attention.records()) {
+      lines.push_back(concat(r.step, " ", r.branch, " ", r.layer, " ", r.method, " ",
+                             r.implementation, " ", r.kept_blocks, " ", r.all_blocks));
+    }
+    return std::pair{runs, lines};
+  };
+  for (const std::string& method : {topk(0.7), std::string(R"("native")")}) {
+    const AttentionStrategy strategy = gen_by(method);
+    DryRunBackend plain(DeviceKind::cpu);
+    Replaying recording;
+    const auto want = drive(plain, strategy, false), got = drive(recording, strategy, true);
+    EXPECT_EQ(want.first, 10);
+    EXPECT_EQ(got.first, 4) << method;  // two of each branch
+    EXPECT_EQ(got.second, want.second) << method;
+    for (const auto& [op, stats] : plain.stats()) {
+      EXPECT_EQ(recording.stats().at(op).calls, stats.calls) << op;
+      EXPECT_EQ(recording.stats().at(op).flops, stats.flops) << op;
+      EXPECT_EQ(recording.stats().at(op).bytes, stats.bytes) << op;
+    }
+  }
+  // Selections that are used again are chosen on the host, the lengths of others are read back.
+  for (const std::string& method :
+       {reusing(2), block_sparse(R"({"name": "threshold", "config": {"mass": 0.5}})")}) {
+    Replaying recording;
+    EXPECT_EQ(drive(recording, gen_by(method), true).first, 10) << method;
+  }
+}
+
 }  // namespace
 }  // namespace orrery

@@ -55,6 +55,8 @@ class AttentionMethod {
   // True when query heads of one key/value head choose together, so that no two ranks may share the
   // head.
   virtual bool needs_whole_groups() const { return false; }
+  // True when how many blocks it keeps follows from the data: kept_blocks_of() reads it back.
+  virtual bool keeps_by_data() const { return false; }
   virtual PlannedAttention plan(const AttentionCall& call) const = 0;
 };
 

@@ -13,6 +13,7 @@ class Threshold final : public AttentionMethod {
   std::string description() const override {
     return options_.describe("threshold", concat("softmax mass ", mass_));
   }
+  bool keeps_by_data() const override { return true; }
   int reuse_steps() const override { return options_.reuse_steps; }
   bool needs_whole_groups() const override { return options_.share_kv_group; }
 

@@ -121,6 +121,37 @@ void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn)
   it->second.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+bool Backend::replay(const std::string& key, const std::function<void()>& fn) {
+  const OpTable before = stats_;
+  bool called = false;
+  do_replay(key, [&] {
+    called = true;
+    fn();
+  });
+  if (called) {
+    OpTable& spent = replay_stats_[key] = stats_;
+    for (const auto& [op, earlier] : before) {
+      OpStats& stats = spent[op];
+      stats.calls -= earlier.calls;
+      stats.flops -= earlier.flops;
+      stats.bytes -= earlier.bytes;
+    }
+  } else {
+    for (const auto& [op, spent] : replay_stats_[key]) {
+      OpStats& stats = stats_[op];
+      stats.calls += spent.calls;
+      stats.flops += spent.flops;
+      stats.bytes += spent.bytes;
+    }
+  }
+  return called;
+}
+
+void Backend::forget_replays() {
+  replay_stats_.clear();
+  do_forget_replays();
+}
+
 Tensor Backend::allocate_tensor(Shape shape, DType dtype) {
   Tensor tensor;
   tensor.buffer = allocate(static_cast<size_t>(shape.numel() * size_of(dtype)));
@@ -128,14 +159,26 @@ Tensor Backend::allocate_tensor(Shape shape, DType dtype) {
   return tensor;
 }
 
-void Backend::upload(MutView out, View host) {
-  const Checker check{"upload", device()};
+namespace {
+void check_upload(const Checker& check, const View& out, const View& host) {
   check.on_device("out", out);
   check.shape("host", host, out.shape);
   check.that(host.device == DeviceKind::cpu, "host is not in host memory");
   check.that(host.dtype == out.dtype && host.contiguous() && out.contiguous(),
              "needs equal types and contiguous tensors");
+}
+}  // namespace
+
+void Backend::upload(MutView out, View host) {
+  check_upload({"upload", device()}, out, host);
   run("upload", 0, double(host.bytes()), [&] { do_upload(out, host); });
+}
+
+void Backend::upload_beside(int lane, MutView out, View host) {
+  const Checker check{"upload_beside", device()};
+  check.that(lane >= 0 && lane < next_lane_, "lane ", lane, " was not made");
+  check_upload(check, out, host);
+  run("upload_beside", 0, double(host.bytes()), [&] { do_upload_beside(lane, out, host); });
 }
 
 void Backend::download(MutView out, View x) {

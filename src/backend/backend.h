@@ -64,6 +64,13 @@ struct Term {
   View x;
 };
 
+// Memory of a device, in bytes. Zeros where there is only the host's.
+struct MemoryState {
+  int64_t free = 0;
+  int64_t total = 0;
+  int64_t peak = 0;  // the most this backend has had at once: buffers and its own scratch
+};
+
 // Totals of one operation since the last reset. seconds is 0 unless profiling.
 struct OpStats {
   int64_t calls = 0;
@@ -78,6 +85,7 @@ class Backend {
   virtual ~Backend() = default;
   virtual DeviceKind device() const = 0;
   virtual std::string description() const = 0;  // "cpu: 2 threads, avx2"
+  virtual std::string driver() const { return ""; }  // "580.65.06, CUDA 13.0"; empty without a device
 
   // --- memory -------------------------------------------------------------------------------
   virtual Buffer allocate(size_t bytes) = 0;
@@ -86,6 +94,19 @@ class Backend {
   void upload(MutView device_out, View host);
   void download(MutView host_out, View device_x);
   virtual void synchronize() {}
+  virtual MemoryState memory() const { return {}; }
+
+  // --- uploads beside the calls (weights that take turns on the device) -------------------------
+  // Host memory that the device reads by itself; plain memory where that is no difference. From any
+  // thread. Throws Error{out_of_memory} when there is no more of it to pin.
+  virtual Buffer allocate_pinned(size_t bytes) { return allocate_host(bytes); }
+  // A lane holds one upload at a time.
+  int make_lane() { return next_lane_++; }
+  // As upload(), while later calls run: begins when the calls made so far are done, so that they may
+  // still read `out`, and is seen by calls made after await_upload() of the lane. Until those are
+  // done, `host` stays as it is.
+  void upload_beside(int lane, MutView device_out, View host);
+  virtual void await_upload(int lane) { (void)lane; }
 
   // --- elementwise and layout -----------------------------------------------------------------
   // out[i] = x[i] with any strides, broadcast (stride 0) in x, and any of f32/bf16/f16 to f32/bf16.
@@ -148,9 +169,12 @@ class Backend {
   void snake(MutView out, View x, View alpha, View beta);
 
   // --- execution ------------------------------------------------------------------------------------
-  // Runs fn; a backend with graphs captures it at the first call with a key and replays it later.
-  // Whatever fn reads and writes must stay at the same addresses for one key.
-  virtual void replay(const std::string& key, const std::function<void()>& fn) { (void)key; fn(); }
+  // Runs fn; a backend with graphs records it at the second call with a key and from then on launches the
+  // recording, which counts in stats() as fn did. Whatever fn reads and writes must stay at the same
+  // addresses for one key. False when a recording took the place of fn.
+  bool replay(const std::string& key, const std::function<void()>& fn);
+  // Ends all recordings: what they touch may move or go.
+  void forget_replays();
   // True when weights that are applied together should lie in one matrix (one GEMM).
   virtual bool fuses_weights() const { return false; }
   // True when the backend computes nothing (dry run): control flow must not depend on values.
@@ -165,6 +189,7 @@ class Backend {
   bool profiling() const { return profiling_; }
   // Told of every operation from here on; null for none.
   void set_observer(WorkObserver* observer) { observer_ = observer; }
+  bool observed() const { return observer_ != nullptr; }
 
  protected:
   std::string last_attention_;
@@ -175,8 +200,17 @@ class Backend {
   // Where its work is queued, for observers.
   virtual void* lane() const { return nullptr; }
 
+  virtual void do_replay(const std::string& key, const std::function<void()>& fn) {
+    (void)key;
+    fn();
+  }
+  virtual void do_forget_replays() {}
   virtual void do_upload(MutView out, View host) = 0;
   virtual void do_download(MutView out, View x) = 0;
+  virtual void do_upload_beside(int lane, MutView out, View host) {
+    (void)lane;
+    do_upload(out, host);
+  }
   virtual void do_copy(MutView out, View x) = 0;
   virtual void do_fill(MutView out, float value) = 0;
   virtual void do_lincomb(MutView out, std::span<const Term> terms) = 0;
@@ -201,8 +235,10 @@ class Backend {
   virtual void do_snake(MutView out, View x, View alpha, View beta) = 0;
 
   OpTable stats_;
+  std::map<std::string, OpTable> replay_stats_;  // of one run, by key
   bool profiling_ = false;
   WorkObserver* observer_ = nullptr;
+  int next_lane_ = 0;
 };
 
 }  // namespace orrery

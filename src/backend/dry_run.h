@@ -10,7 +10,7 @@ namespace orrery {
 
 // `device` is what it pretends to be. allocate() hands out addresses that must not be touched and
 // adds their sizes up.
-class DryRunBackend final : public Backend {
+class DryRunBackend : public Backend {
  public:
   explicit DryRunBackend(DeviceKind device, bool fuses_weights = false)
       : device_(device), fuses_weights_(fuses_weights) {}

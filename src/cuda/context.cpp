@@ -3,9 +3,12 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "base/error.h"
@@ -111,6 +114,10 @@ Context::Context(int device) : device_(device) {
       concat("cuda: ", properties.name, ", ", num_multiprocessors_, " multiprocessors, ",
              int64_t(gib(properties.totalGlobalMem)), " GiB, driver for CUDA ", version(driver),
              ", cuBLASLt ", cublasLtGetVersion(), ", cuDNN ", cudnnGetVersion());
+  // The kernel module tells its version where the system shows it.
+  std::ifstream module("/sys/module/nvidia/version");
+  if (std::string number; module >> number) driver_ = number + ", ";
+  driver_ += "CUDA " + version(driver);
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   int lowest = 0, highest = 0;
   check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -147,15 +154,46 @@ Buffer Context::allocate(size_t bytes) {
          " GiB are free; use a smaller size, fewer frames, or --offload");
   }
   check(error);
+  allocated_ += bytes;
+  peak_ = std::max(peak_, allocated_);
   return Buffer(
       data, bytes, DeviceKind::cuda,
       [](void* context, void* p, size_t size) {
-        const auto* self = static_cast<const Context*>(context);
+        auto* self = static_cast<Context*>(context);
+        self->allocated_ -= size;
         if (self->on_release) self->on_release(p, size);
-        self->settle();  // what uses it is done
-        cudaFree(p);
+        self->settle();  // what uses it is done,
+        cudaFree(p);     // or waits for nobody else: uploads beside the calls
       },
       this);
+}
+
+// Memory that is touched before it is registered: the pages come from this thread, large ones where
+// the system has them, instead of one by one inside the driver.
+Buffer Context::allocate_pinned(size_t bytes) const {
+  constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
+  check(cudaSetDevice(device_));
+  const size_t size = (std::max(bytes, size_t{1}) + kHugePage - 1) / kHugePage * kHugePage;
+  void* data = std::aligned_alloc(kHugePage, size);
+  require(data != nullptr, ErrorKind::out_of_memory, "host memory: cannot allocate ", gib(size),
+          " GiB");
+  madvise(data, size, MADV_HUGEPAGE);
+  for (size_t at = 0; at < size; at += kPage)
+    static_cast<volatile std::byte*>(data)[at] = std::byte{0};
+  const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterDefault);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // not sticky
+    std::free(data);
+    fail(ErrorKind::out_of_memory, "host memory: ", gib(size),
+         " GiB cannot be pinned: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  }
+  return Buffer(
+      data, bytes, DeviceKind::cpu,
+      [](void*, void* p, size_t) {
+        cudaHostUnregister(p);  // waits for copies from it
+        std::free(p);
+      },
+      nullptr);
 }
 
 void Context::require_eager(const char* what) const {

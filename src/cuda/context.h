@@ -10,10 +10,12 @@
 #include "tensor/tensor.h"
 
 struct CUstream_st;
+struct CUevent_st;
 
 namespace orrery::cuda {
 
 using Stream = CUstream_st*;
+using Event = CUevent_st*;
 
 // Throws Error{device} with the error's name, its text and the place of the call. The argument is a
 // cudaError_t, cublasStatus_t or cudnnStatus_t; zero is success.
@@ -33,6 +35,7 @@ class Context {
   int device() const { return device_; }
   int num_multiprocessors() const { return num_multiprocessors_; }
   const std::string& description() const { return description_; }
+  const std::string& driver() const { return driver_; }
 
   // Makes the device current for the calling thread and returns the stream of all its work.
   Stream stream() const;
@@ -40,12 +43,16 @@ class Context {
   // want the same multiprocessor. Its users order it against stream().
   Stream link() const { return link_; }
 
-  // Makes the device current and waits for it, errors aside. Before memory comes or goes: the
-  // driver may wait for the device then with a lock held that other threads of the process need to
-  // launch the very collective which the device waits for.
+  // Makes the device current and waits for both streams, errors aside. Before memory comes or goes:
+  // the driver may wait for the device then with a lock held that other threads of the process need
+  // to launch the very collective which the device waits for.
   void settle() const;
 
   Buffer allocate(size_t bytes);
+  // Page-locked host memory. From any thread. Throws Error{out_of_memory}.
+  Buffer allocate_pinned(size_t bytes) const;
+  // The most that allocate() has had out at once.
+  size_t peak_bytes() const { return peak_; }
   // Called with each range before it is freed, so that what was derived from it is forgotten.
   std::function<void(const void* data, size_t bytes)> on_release;
 
@@ -58,8 +65,9 @@ class Context {
  private:
   int device_;
   int num_multiprocessors_ = 0;
-  std::string description_;
+  std::string description_, driver_;
   Stream stream_ = nullptr, link_ = nullptr;
+  size_t allocated_ = 0, peak_ = 0;
 };
 
 // Device memory that grows to the largest request. The pointer is good until the next get() of the

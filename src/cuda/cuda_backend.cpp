@@ -37,20 +37,24 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     context_.settle();  // and makes the device current: any thread may end a backend
     context_.on_release = nullptr;
-    for (auto& [key, graph] : graphs_) {
-      if (graph.executable) cudaGraphExecDestroy(graph.executable);
-    }
+    do_forget_replays();
   }
 
   DeviceKind device() const override { return DeviceKind::cuda; }
   std::string description() const override { return context_.description(); }
+  std::string driver() const override { return context_.driver(); }
   Buffer allocate(size_t bytes) override { return context_.allocate(bytes); }
   void synchronize() override {
     context_.require_eager("waiting for the device");
     check(cudaStreamSynchronize(context_.stream()));
   }
+  MemoryState memory() const override {
+    const DeviceMemory now = device_memory(context_.device());
+    return {int64_t(now.free), int64_t(now.total), int64_t(context_.peak_bytes())};
+  }
+  Buffer allocate_pinned(size_t bytes) override { return context_.allocate_pinned(bytes); }
+  void await_upload(int lane) override { beside_.await(lane); }
   bool fuses_weights() const override { return true; }
-  void replay(const std::string& key, const std::function<void()>& fn) override;
   Place place() const { return {context_.device(), context_.stream(), context_.link()}; }
   const std::string& last_convolution() const { return convolution_.last(); }
 
@@ -65,6 +69,14 @@ class CudaBackend final : public Backend {
   Stream stream() const { return context_.stream(); }
   void* lane() const override { return stream(); }
 
+  void do_replay(const std::string& key, const std::function<void()>& fn) override;
+  void do_forget_replays() override {
+    for (auto& [key, graph] : graphs_) {
+      if (graph.executable) cudaGraphExecDestroy(graph.executable);  // one that runs is freed when it is done
+    }
+    graphs_.clear();
+    context_.has_graphs = false;
+  }
   void do_upload(MutView out, View host) override {
     context_.require_eager("upload");
     transfer_.upload(out.mut(), host.data, size_t(host.bytes()));
@@ -72,6 +84,10 @@ class CudaBackend final : public Backend {
   void do_download(MutView out, View x) override {
     context_.require_eager("download");
     transfer_.download(out.mut(), x.data, size_t(x.bytes()));
+  }
+  void do_upload_beside(int lane, MutView out, View host) override {
+    context_.require_eager("upload");
+    beside_.upload(lane, out.mut(), host.data, size_t(host.bytes()));
   }
   void do_copy(MutView out, View x) override { cuda::copy(stream(), out, x); }
   void do_fill(MutView out, float value) override { cuda::fill(stream(), out, value); }
@@ -121,6 +137,7 @@ class CudaBackend final : public Backend {
 
   Context context_;
   Transfer transfer_{context_};
+  BesideUploads beside_{context_};
   CudnnHandle cudnn_{context_};
   Gemm gemm_{context_};
   Convolution convolution_{context_, cudnn_, gemm_};
@@ -130,9 +147,9 @@ class CudaBackend final : public Backend {
   std::map<std::string, Graph, std::less<>> graphs_;
 };
 
-void CudaBackend::replay(const std::string& key, const std::function<void()>& fn) {
+void CudaBackend::do_replay(const std::string& key, const std::function<void()>& fn) {
   // A recorded step cannot be timed call by call, and a step within a step is part of it.
-  if (profiling() || context_.capturing) return fn();
+  if (profiling() || observed() || context_.capturing) return fn();
   Graph& graph = graphs_[key];
   if (!graph.is_warm) {
     fn();

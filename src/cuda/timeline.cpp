@@ -13,22 +13,22 @@ namespace orrery::cuda {
 
 namespace {
 
-class Event {
+class TimedEvent {
  public:
-  explicit Event(void* lane) {
+  explicit TimedEvent(void* lane) {
     check(cudaEventCreate(&raw_));
     check(cudaEventRecord(raw_, static_cast<cudaStream_t>(lane)));
   }
-  Event(Event&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
-  Event& operator=(Event&& other) noexcept {
+  TimedEvent(TimedEvent&& other) noexcept : raw_(std::exchange(other.raw_, nullptr)) {}
+  TimedEvent& operator=(TimedEvent&& other) noexcept {
     std::swap(raw_, other.raw_);
     return *this;
   }
-  ~Event() {
+  ~TimedEvent() {
     if (raw_ != nullptr) cudaEventDestroy(raw_);
   }
   // Milliseconds from `origin` to here; waits for this event.
-  double since(const Event& origin) const {
+  double since(const TimedEvent& origin) const {
     check(cudaEventSynchronize(raw_));
     float ms = 0;
     check(cudaEventElapsedTime(&ms, origin.raw_, raw_));
@@ -45,7 +45,7 @@ class EventTimeline final : public Timeline {
       : place_(place_of(backend)), origin_(place_.stream) {}
 
   void begin(std::string_view name, void* lane) override {
-    marks_.push_back({lane, std::string(name), Event(lane), std::nullopt});
+    marks_.push_back({lane, std::string(name), TimedEvent(lane), std::nullopt});
   }
   void end(void* lane) override { marks_.back().end.emplace(lane); }
 
@@ -63,12 +63,12 @@ class EventTimeline final : public Timeline {
   struct Mark {
     void* lane;
     std::string name;
-    Event begin;
-    std::optional<Event> end;
+    TimedEvent begin;
+    std::optional<TimedEvent> end;
   };
 
   Place place_;
-  Event origin_;
+  TimedEvent origin_;
   std::vector<Mark> marks_;
 };
 

@@ -113,4 +113,40 @@ void Transfer::download(void* host, const void* device, size_t bytes) {
   });
 }
 
+BesideUploads::~BesideUploads() {
+  if (!stream_) return;
+  context_.stream();
+  cudaStreamSynchronize(stream_);
+  for (const Event event : done_) {
+    if (event) cudaEventDestroy(event);
+  }
+  if (given_) cudaEventDestroy(given_);
+  cudaStreamDestroy(stream_);
+}
+
+Event BesideUploads::new_event() {
+  Event event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+
+void BesideUploads::upload(int lane, void* device, const void* host, size_t bytes) {
+  const Stream calls = context_.stream();
+  if (!stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  if (!given_) given_ = new_event();
+  const auto at = static_cast<size_t>(lane);
+  if (done_.size() <= at) done_.resize(at + 1);
+  if (!done_[at]) done_[at] = new_event();
+  check(cudaEventRecord(given_, calls));
+  check(cudaStreamWaitEvent(stream_, given_, 0));
+  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_));
+  check(cudaEventRecord(done_[at], stream_));
+}
+
+void BesideUploads::await(int lane) {
+  const auto at = static_cast<size_t>(lane);
+  if (at >= done_.size() || !done_[at]) return;
+  check(cudaStreamWaitEvent(context_.stream(), done_[at], 0));
+}
+
 }  // namespace orrery::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cuda/context.h"
 
@@ -21,6 +22,29 @@ class Transfer {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Uploads on a stream of their own, one a lane at a time: Backend::upload_beside and await_upload.
+class BesideUploads {
+ public:
+  explicit BesideUploads(Context& context) : context_(context) {}
+  ~BesideUploads();
+  BesideUploads(const BesideUploads&) = delete;
+  BesideUploads& operator=(const BesideUploads&) = delete;
+
+  // Begins when the context's stream has done what it has been given so far. Overlaps with what
+  // comes later when `host` is pinned.
+  void upload(int lane, void* device, const void* host, size_t bytes);
+  // What the context's stream is given from here on sees the lane's upload.
+  void await(int lane);
+
+ private:
+  Event new_event();
+
+  Context& context_;
+  Stream stream_ = nullptr;
+  Event given_ = nullptr;    // what the context's stream had been given
+  std::vector<Event> done_;  // by lane; null: no upload yet
 };
 
 }  // namespace orrery::cuda

@@ -77,14 +77,16 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 
-int64_t available_memory(const Backend& backend, const std::string& device, int64_t ranks) {
+int64_t available_memory(const Backend& backend, int64_t ranks) {
+  const MemoryState memory = backend.memory();
+  return memory.total > 0 ? memory.free : available_host_memory() / ranks;
+}
+
+int64_t available_host_memory() {
   constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
-  if (backend.device() == DeviceKind::cuda) {
-    return static_cast<int64_t>(cuda::device_memory(cuda_index(chosen(device)).value_or(0)).free);
-  }
   std::ifstream info("/proc/meminfo");
   for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024 / ranks;
+    if (line.starts_with("MemAvailable:")) return std::stoll(line.substr(13)) * 1024;
   }
   return kUnknown;
 }

@@ -27,9 +27,10 @@ std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 // fp32 on the CPU and bf16 on a device, unless the options say otherwise.
 DType activation_type(const EngineOptions& options, const Backend& backend);
 
-// Bytes that an allocation on this backend could have now: of `device`, which it runs on; of the host's memory the
-// share of one of the `ranks` of this process. The largest number when that is not known.
-int64_t available_memory(const Backend& backend, const std::string& device, int64_t ranks);
+// Bytes that an allocation on this backend could have now: of its device, or of the host's memory the share of one
+// of the `ranks` of this process. The largest number when that is not known.
+int64_t available_memory(const Backend& backend, int64_t ranks);
+int64_t available_host_memory();
 
 AttentionInventory inventory_of(const TransformerConfig& config);
 // `attention`: JSON text, a file, "dense", or empty; `checkpoint`: the strategy it carries, or null.

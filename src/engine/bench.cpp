@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
+#include <map>
 #include <optional>
 #include <sstream>
 
@@ -12,8 +13,10 @@
 #include "base/error.h"
 #include "engine/backends.h"
 #include "engine/measure.h"
+#include "engine/model_weights.h"
 #include "engine/ranks.h"
 #include "engine/run.h"
+#include "model/layer_stream.h"
 #include "model/presets.h"
 
 namespace orrery {
@@ -98,6 +101,38 @@ std::vector<MeshCase> meshes_of(const BenchOptions& options, const EngineOptions
 
 using Lines = std::function<void(const std::string&)>;
 
+struct Measurement {
+  std::string name;  // of the case
+  double value = 0;
+  const char* unit = "s";
+  double floor = 0;  // 0: none is known
+  std::string peer;  // what else did the same, in the same process; empty: nothing
+  double peer_value = 0;
+};
+
+Json json_line(const BenchOptions& options, const Backend& backend, const std::string& size, const Measurement& m) {
+  const char* commit = std::getenv("ORRERY_COMMIT");
+  const time_t now = std::time(nullptr);
+  char date[16];
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  const bool has_peer = !m.peer.empty();
+  Json line = Json::object();
+  line.set("bench", options.what)
+      .set("case", m.name + ": " + size)
+      .set("device", backend.description())
+      .set("driver", backend.driver())
+      .set("commit", commit != nullptr ? commit : "unknown")
+      .set("date", date)
+      .set("command", options.command)
+      .set("value", m.value)
+      .set("unit", m.unit)
+      .set("floor", m.floor > 0 ? Json(m.floor) : Json())
+      .set("peer", has_peer ? Json(m.peer) : Json())
+      .set("peer_value", has_peer ? Json(m.peer_value) : Json())
+      .set("ratio", has_peer && m.value > 0 ? Json(m.peer_value / m.value) : Json());
+  return line;
+}
+
 // One rank's part of a benchmark.
 class Bench {
  public:
@@ -108,7 +143,12 @@ class Bench {
         backend_(make_backend(engine)),
         dtype_(activation_type(engine, *backend_)),
         config_(TransformerConfig::from_json(preset_.transformer)),
-        vae_config_(VaeConfig::from_json(preset_.vae)) {
+        vae_config_(VaeConfig::from_json(preset_.vae)),
+        offload_(offload_of(engine.offload, backend_->device())),
+        replays_(engine.graphs && offload_ != Offload::layer) {
+    require(offload_ != Offload::model,
+            "bench: --offload model moves weights between stages only, which random weights do not show; use none or "
+            "layer");
     if (options.num_layers > 0) config_.num_hidden_layers = options.num_layers;
     settings_ = make_settings(options, vae_config_);
   }
@@ -127,9 +167,11 @@ class Bench {
   void run() {
     if (options_.what == "layer") layer();
     else if (options_.what == "vae") vae();
-    else if (options_.what == "step") report("one step", step(nullptr), "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    else if (options_.what == "step") step();
     else if (options_.what == "e2e") end_to_end();
-    else fail(ErrorKind::invalid_argument, "bench \"", options_.what, "\" is not known; it is layer, step, vae, e2e or link");
+    else if (options_.what == "attention") attention();
+    else fail(ErrorKind::invalid_argument, "bench \"", options_.what,
+              "\" is not known; it is layer, step, vae, e2e, attention, load or link");
   }
 
   // One device, for the meshes to be held against.
@@ -139,17 +181,20 @@ class Bench {
   };
   Alone step_alone() {
     Alone one;
-    one.seconds = step(&one.latents);
-    report("one step, one device", one.seconds, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    one.seconds = step_of(config_, offload_, &one.latents);
+    report("one step, one device" + in_turns(), one.seconds, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    report_memory();
     return one;
   }
   // One step of this mesh, and how far its latents are from those of one device.
   void step_beside(const Alone& one) {
     std::vector<float> latents;
-    const double value = step(&latents);
+    const double value = step_of(config_, offload_, &latents);
     const double rate = gemm_ceiling(*backend_, dtype_);
     if (!groups_.leads()) return;
-    report("one step, " + mesh_name_, value, "s", step_flops_ / rate, "one device in the same run", one.seconds);
+    report({"one step, " + mesh_name_ + in_turns(), value, "s", step_flops_ / rate, "one device in the same run",
+            one.seconds});
+    report_memory();
     double difference = 0, norm = 0;
     for (size_t i = 0; i < latents.size(); ++i) {
       const double want = one.latents[i], off = latents[i] - want;
@@ -230,6 +275,7 @@ class Bench {
     std::unique_ptr<Transformer> transformer;
     std::unique_ptr<Vae> vae;
     WeightStore und, gen, vae_weights;
+    std::unique_ptr<LayerStream> und_layers, gen_layers;
     std::optional<AttentionStrategy> strategy;
     std::optional<Arena> arena;
     std::optional<Run> run;
@@ -245,15 +291,36 @@ class Bench {
     return lists;
   }
 
-  Setup make(TransformerConfig config, bool with_vae) {
+  // A few different layers in host memory stand for all: what is copied is as much.
+  std::unique_ptr<LayerStream> turning_layers(Transformer& model, Tower tower) {
+    constexpr int kDistinct = 4;
+    auto layers = LayerStream::random(
+        *backend_, static_cast<int>(model.config().num_hidden_layers),
+        [&model, tower](int i, WeightVisitor& v) { model.visit_layer(tower, i, v); }, dtype_, 4, kDistinct, shard());
+    model.set_stream(tower, layers.get());
+    return layers;
+  }
+
+  Setup make(TransformerConfig config, bool with_vae, Offload offload) {
     Setup out;
     const AttentionInventory inventory = inventory_of(config);
     out.strategy = strategy_from(inventory, options_.attention, nullptr);
     out.transformer = std::make_unique<Transformer>(*backend_, config, dtype_);
     out.vae = std::make_unique<Vae>(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
     Transformer& model = *out.transformer;
-    out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
-    out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2, shard());
+    // As the engine has it: on a device the text tower is never there as a whole.
+    if (backend_->device() == DeviceKind::cpu) {
+      out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
+    } else {
+      out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::und, v); }, dtype_, 1, shard());
+      out.und_layers = turning_layers(model, Tower::und);
+    }
+    if (offload == Offload::layer) {
+      out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::gen, v); }, dtype_, 2, shard());
+      out.gen_layers = turning_layers(model, Tower::gen);
+    } else {
+      out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2, shard());
+    }
     if (with_vae) {
       out.vae_weights = random_weights(*backend_, [&](WeightVisitor& v) { out.vae->visit(v); }, dtype_, 3);
     }
@@ -261,6 +328,7 @@ class Bench {
     out.arena.emplace(backend_->allocate(peak));
     out.run.emplace(Networks{*out.transformer, *out.vae, nullptr}, *out.arena, settings_, *out.strategy, prompts(),
                     VaeTiling{}, &groups_);
+    out.run->set_replay(replays_ && groups_.mesh.world() == 1);
     return out;
   }
 
@@ -290,33 +358,18 @@ class Bench {
                   " text tokens, ", name_of(dtype_));
   }
 
-  void report(const std::string& name, double value, const char* unit, double floor = 0,
-              const char* peer = nullptr, double peer_value = 0) {
-    if (!groups_.leads()) return;
-    line_(measurement(name, value, unit)
-              .set("floor", floor > 0 ? Json(floor) : Json())
-              .set("peer", peer != nullptr ? Json(peer) : Json())
-              .set("peer_value", peer != nullptr ? Json(peer_value) : Json())
-              .set("ratio", peer != nullptr ? Json(peer_value / value) : Json())
-              .dump());
+  void report(const Measurement& measurement) { report(size(), measurement); }
+  void report(const std::string& size, const Measurement& measurement) {
+    if (groups_.leads()) line_(json_line(options_, *backend_, size, measurement).dump());
   }
-
-  Json measurement(const std::string& name, double value, const char* unit) const {
-    const char* commit = std::getenv("ORRERY_COMMIT");
-    const time_t now = std::time(nullptr);
-    char date[16];
-    std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-    Json out = Json::object();
-    out.set("bench", options_.what)
-        .set("case", name + ": " + size())
-        .set("device", backend_->description())
-        .set("driver", "")
-        .set("commit", commit != nullptr ? commit : "unknown")
-        .set("date", date)
-        .set("command", options_.command)
-        .set("value", value)
-        .set("unit", unit);
-    return out;
+  void report(const std::string& name, double value, const char* unit, double floor = 0) {
+    report(Measurement{name, value, unit, floor, "", 0});
+  }
+  // What this rank has had on its device at once so far.
+  void report_memory() {
+    const int64_t peak = backend_->memory().peak;
+    const std::string where = mesh_name_.empty() ? "" : ", a rank of " + mesh_name_;
+    if (peak > 0) report("device memory at once" + where, static_cast<double>(peak) * 1e-9, "GB");
   }
 
   // Where the time of a stage goes: one line an operation, each against the larger of what its
@@ -365,7 +418,7 @@ class Bench {
     double flops[2];
     OpTable operations[2];
     for (int i = 0; i < 2; ++i) {
-      Setup setup = make(i == 0 ? few : more, false);
+      Setup setup = make(i == 0 ? few : more, false, Offload::none);
       NormalGenerator noise(RngKind::cuda, 1);
       setup.run->prefill();
       setup.run->start(&noise, false, {});
@@ -404,21 +457,6 @@ class Bench {
     report_operations("VAE decode", profile(decode), {}, 1);
   }
 
-  // Seconds, the median. `latents`: where the steps led.
-  double step(std::vector<float>* latents) {
-    Setup setup = make(config_, false);
-    NormalGenerator noise(RngKind::cuda, 1);
-    Run& run = *setup.run;
-    run.prefill();
-    run.start(&noise, false, {});
-    const int steps = std::min(settings_.schedule.num_steps(), 4);
-    require(steps > 1, "bench step: needs at least 2 steps");
-    const double value = step_seconds(run, steps);
-    if (latents != nullptr) *latents = run.latents();
-    if (options_.timeline && groups_.mesh.world() > 1) trace(run, steps - 1);
-    return value;
-  }
-
   // A line with the operations of one layer in the middle of an evaluation, on both streams: from the end of one
   // attention call to the end of the next.
   void trace(Run& run, int step) {
@@ -450,17 +488,14 @@ class Bench {
                     .set("end", span.end_ms - from));
     }
     if (!groups_.leads()) return;
-    line_(measurement("timeline of one layer, " + mesh_name_, until - from, "ms")
-              .set("floor", Json())
-              .set("peer", Json())
-              .set("peer_value", Json())
-              .set("ratio", Json())
+    const Measurement whole{"timeline of one layer, " + mesh_name_, until - from, "ms", 0, "", 0};
+    line_(json_line(options_, *backend_, size(), whole)
               .set("spans", std::move(kept))
               .dump());
   }
 
   void end_to_end() {
-    Setup setup = make(config_, true);
+    Setup setup = make(config_, true, offload_);
     NormalGenerator noise(RngKind::cuda, 1);
     Run& run = *setup.run;
     // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt on.
@@ -482,7 +517,127 @@ class Bench {
            step_flops_ * settings_.schedule.num_steps() / rate);
     report("VAE decode in the run", decode, "s");
     report("prompt to frames", total, "s");
+    report_memory();
   }
+
+  std::string in_turns() const { return offload_ == Offload::layer ? ", layers in turns" : ""; }
+
+  // Seconds of one step with all layers, in turns or in place: the median. `latents`: where the steps led.
+  double step_of(const TransformerConfig& config, Offload offload, std::vector<float>* latents = nullptr) {
+    Setup setup = make(config, false, offload);
+    NormalGenerator noise(RngKind::cuda, 1);
+    Run& run = *setup.run;
+    run.prefill();
+    run.start(&noise, false, {});
+    // The first two steps of a recording are slower; a strategy may change its layout later.
+    const int steps = std::min(settings_.schedule.num_steps(), 6);
+    require(steps > 3, "bench step: needs at least 4 steps");
+    const double value = step_seconds(run, steps);
+    if (latents != nullptr) *latents = run.latents();
+    if (options_.timeline && groups_.mesh.world() > 1) trace(run, steps - 1);
+    return value;
+  }
+
+  void step() {
+    const double value = step_of(config_, offload_);
+    const double floor = step_flops_ / gemm_ceiling(*backend_, dtype_);
+    report("one step" + in_turns(), value, "s", floor);
+    report_memory();
+    const int64_t layers = config_.num_hidden_layers;
+    if (offload_ == Offload::none || layers < 4) return;
+    // The same arithmetic without copies: the slope over resident layers.
+    TransformerConfig few = config_, more = config_;
+    few.num_hidden_layers = 2;
+    more.num_hidden_layers = 4;
+    const double two = step_of(few, Offload::none), four = step_of(more, Offload::none);
+    const double resident = two + (four - two) / 2 * static_cast<double>(layers - 2);
+    report({"one step, layers in turns, against the same layers in place", value, "s", floor,
+            "4 resident layers less 2, times the layers", resident});
+  }
+
+  // Every implementation of one call, dense and block-sparse.
+  void attention() {
+    const auto or_else = [](int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; };
+    const int64_t p = config_.latent_patch_size;
+    const int64_t tokens = settings_.latent_frames * ((settings_.latent_height + p - 1) / p) *
+                           ((settings_.latent_width + p - 1) / p);
+    const int64_t sq = or_else(options_.query_tokens, tokens);
+    const int64_t skv = or_else(options_.key_tokens, sq + options_.text_tokens);
+    const int64_t heads = or_else(options_.heads, config_.num_attention_heads);
+    const int64_t kv_heads = or_else(options_.kv_heads, config_.num_key_value_heads);
+    const int64_t d = or_else(options_.head_dim, config_.head_dim);
+    require(options_.sparsity > 0 && options_.sparsity < 1, "bench attention: sparsity ", options_.sparsity,
+            " is not between 0 and 1");
+    const std::string shape = concat(sq, " x ", skv, " tokens, ", heads, "/", kv_heads, " heads of ", d, ", ", name_of(dtype_));
+    const auto random = [&](Shape of, int64_t seed) {
+      std::vector<float> values(static_cast<size_t>(of.numel()));
+      NormalGenerator(RngKind::cuda, seed).fill(values);
+      const Tensor exact = backend_->allocate_tensor(of, DType::f32);
+      backend_->upload(exact.view, make_view(values.data(), of, DType::f32));
+      Tensor out = backend_->allocate_tensor(of, dtype_);
+      backend_->copy(out.view, exact.view);
+      return out;
+    };
+    const Tensor q = random({sq, heads, d}, 1), k = random({skv, kv_heads, d}, 2), v = random({skv, kv_heads, d}, 3);
+    const Tensor out = backend_->allocate_tensor(q.view.shape, dtype_);
+    AttentionPlan plan;
+    plan.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
+
+    BlockSelection rule;
+    rule.target_sparsity = options_.sparsity;
+    rule.protected_keys = skv - std::min(sq, skv);
+    rule.scale = plan.scale;
+    const auto blocks_of = [](int64_t count, int64_t block) { return (count + block - 1) / block; };
+    const Shape lists{heads, blocks_of(sq, rule.block_q), blocks_of(skv, rule.block_k)};
+    const Tensor indices = backend_->allocate_tensor(lists, DType::i32);
+    const Tensor counts = backend_->allocate_tensor({lists[0], lists[1]}, DType::i32);
+    const auto select = [&] { backend_->select_blocks(indices.view, counts.view, q.view, k.view, rule); };
+    select();
+    const BlockMask mask{rule.block_q, rule.block_k, indices.view, counts.view};
+    const int64_t protected_blocks = blocks_of(rule.protected_keys, rule.block_k);
+    const double kept = static_cast<double>(protected_blocks + rule.budget(lists[2] - protected_blocks)) /
+                        static_cast<double>(lists[2]);
+
+    const double flops = 4.0 * static_cast<double>(sq) * static_cast<double>(skv) * static_cast<double>(heads * d);
+    const double rate = gemm_ceiling(*backend_, dtype_);
+    const auto each = [&](const char* kind, const BlockMask* with, double floor) {
+      plan.mask = with;
+      std::map<std::string, double> times;
+      for (const char* name : {"cudnn", "gemm", "reference", "native"}) {
+        // The naive kernels of long sequences take minutes.
+        if (name == std::string("reference") && flops > kLongestReference) continue;
+        plan.implementation = name;
+        const auto call = [&] { backend_->attention(out.view, q.view, k.view, v.view, plan); };
+        try {
+          times[name] = best_seconds(call);
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::unsupported && error.kind() != ErrorKind::invalid_argument) throw;
+          continue;  // it does not do this
+        }
+        Measurement m{concat(kind, ", ", name), times[name] * 1e3, "ms", floor * 1e3, "", 0};
+        if (name == std::string("native")) {
+          for (const char* other : {"cudnn", "gemm", "reference"}) {
+            if (!times.contains(other) || !m.peer.empty()) continue;
+            m.peer = other;
+            m.peer_value = times[other] * 1e3;
+          }
+        }
+        report(shape, m);
+      }
+    };
+    each("dense attention", nullptr, flops / rate);
+    report(shape, {"block selection", best_seconds(select) * 1e3, "ms", 0, "", 0});
+    each("block-sparse attention", &mask, flops * kept / rate);
+  }
+
+  // The fastest of several calls after one that warms up.
+  double best_seconds(const std::function<void()>& call) {
+    double best = seconds(call);
+    for (int i = 0; i < 7; ++i) best = std::min(best, seconds(call));
+    return best;
+  }
+
+  static constexpr double kLongestReference = 2e11;  // flops
 
   BenchOptions options_;
   const Lines& line_;
@@ -493,9 +648,48 @@ class Bench {
   DType dtype_;
   TransformerConfig config_;
   VaeConfig vae_config_;
+  Offload offload_;
+  bool replays_;
   Settings settings_;
   double step_flops_ = 0;
 };
+
+// From the files of a checkpoint to the device, both towers.
+void bench_load(const BenchOptions& options, const EngineOptions& engine, const Lines& line) {
+  require(!options.model.empty(), "bench load: name a model folder with --model (orrery make-checkpoint makes one)");
+  const Checkpoint checkpoint = read_checkpoint(options.model);
+  const std::unique_ptr<Backend> backend = make_backend(engine);
+  const DType dtype = activation_type(engine, *backend);
+  Transformer transformer(*backend, checkpoint.transformer, dtype);
+  Vae vae(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
+  ModelWeights::Options use;
+  use.offload = offload_of(engine.offload, backend->device());
+  use.host_memory = available_host_memory();
+  if (backend->device() != DeviceKind::cpu) use.transformer.dtype = use.vae.dtype = dtype;
+  use.transformer.ignored = Transformer::is_unused;
+  ModelWeights weights(*backend, transformer, vae, options.model, use);
+  const std::string size = concat(options.model.filename().string(), ", ", checkpoint.transformer.num_hidden_layers,
+                                  " layers, ", weights.sizes().all() / 1000000, " MB, offload ", engine.offload, ", ",
+                                  name_of(dtype));
+  const auto report = [&](const char* name, double value, const char* unit) {
+    line(json_line(options, *backend, size, {name, value, unit, 0, "", 0}).dump());
+  };
+  const ModelWeights::LoadTime& time = weights.load_time();
+  report("every header and value checked", time.check_seconds, "s");
+  report("check", static_cast<double>(weights.sizes().all()) / time.check_seconds * 1e-9, "GB/s");
+  if (time.bytes == 0) return;  // nothing is brought anywhere
+  report("generation tower and VAE to where they stay", time.seconds, "s");
+  report("upload", static_cast<double>(time.bytes) / time.seconds * 1e-9, "GB/s");
+
+  const ModelWeights::Use text(weights, Part::text);
+  const auto start = Clock::now();
+  for (int i = 0; i < weights.sizes().num_layers; ++i) transformer.bring_layer(Tower::und, i);
+  backend->synchronize();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  report("the text tower's layers in turn, from the mapped files", seconds, "s");
+  report("upload of the text tower", static_cast<double>(weights.sizes().text - weights.sizes().text_ends) / seconds * 1e-9,
+         "GB/s");
+}
 
 }  // namespace
 
@@ -504,7 +698,7 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
   if (options.what == "link") {
     require(!meshes.empty(), "bench link: needs ranks; give --meshes, or a degree above 1");
   } else if (meshes.empty()) {
-    return Bench(options, engine, line).run();
+    return options.what == "load" ? bench_load(options, engine, line) : Bench(options, engine, line).run();
   }
   require(options.what == "step" || options.what == "link", "bench ", options.what,
           " runs on one device; step and link take meshes");

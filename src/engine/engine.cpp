@@ -10,12 +10,12 @@
 #include "engine/fingerprint.h"
 #include "engine/guardrail.h"
 #include "engine/measure.h"
+#include "engine/model_weights.h"
 #include "engine/ranks.h"
 #include "engine/report.h"
 #include "engine/run.h"
 #include "engine/settings.h"
 #include "engine/transfer.h"
-#include "model/lora.h"
 
 namespace orrery {
 
@@ -47,21 +47,23 @@ struct Engine::State {
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<Vae> vae;
   std::unique_ptr<SoundDecoder> sound;
-  WeightStore und_weights, gen_weights, vae_weights;
   MeshGroups groups;
+  std::unique_ptr<ModelWeights> weights;
   double open_seconds = 0;
 
-  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank);
-  void load();
+  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank, int64_t host_memory);
+  void load(int64_t host_memory);
   void use(AttentionStrategy chosen);
   bool warms_up() const;
   Placement placement(const Request& request) const;
+  Offload offload() const { return offload_of(options.offload, backend->device()); }
   void notice(const std::string& sentence) const {
     if (options.log) options.log(sentence);
   }
 };
 
-Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank)
+Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank,
+                     int64_t host_memory)
     : path(model),
       options(given),
       checkpoint(read_checkpoint(model)),
@@ -73,7 +75,7 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
   require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
           options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
-  load();
+  load(host_memory);
 }
 
 void Engine::State::use(AttentionStrategy chosen) {
@@ -94,7 +96,7 @@ bool Engine::State::warms_up() const {
   return backend->device() != DeviceKind::cpu && strategy.num_layouts() > 1;
 }
 
-void Engine::State::load() {
+void Engine::State::load(int64_t host_memory) {
   transformer = std::make_unique<Transformer>(*backend, checkpoint.transformer, dtype);
   vae = std::make_unique<Vae>(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
 
@@ -105,26 +107,18 @@ void Engine::State::load() {
   of.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
   // One rank for each slice looks at its numbers; a fault ends all.
   of.check_finite = groups.place().cp == 0 && groups.place().cfg == 0;
-  const Safetensors files = Safetensors::open_folder(path / "transformer");
-  const VisitFunction und = [&](WeightVisitor& v) { transformer->visit_und(v); };
-  const VisitFunction gen = [&](WeightVisitor& v) { transformer->visit_gen(v); };
-  const VisitFunction both = [&](WeightVisitor& v) { und(v), gen(v); };
-  std::vector<LoraAdapters::Source> sources;
-  for (const LoraFile& lora : options.lora) sources.push_back({lora.file, lora.scale});
-  const LoraAdapters adapters(sources, both);
-  check_weights(files, both, of);
-  if (!adapters.empty()) {
-    of.adapt = [&](const std::string& name, const View& stored) { return adapters.merged(name, stored); };
+  ModelWeights::Options use;
+  use.offload = offload();
+  use.host_memory = host_memory;
+  use.transformer = of;
+  use.vae.dtype = of.dtype;
+  use.vae.check_finite = groups.leads();
+  for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
+  weights = std::make_unique<ModelWeights>(*backend, *transformer, *vae, path, std::move(use));
+  if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
+  if (options.offload != "none" && offload() == Offload::none) {
+    notice("offload " + options.offload + " has nothing to do on the CPU, which reads weights in the mapped files");
   }
-  und_weights = fill_weights(*backend, files, und, of);
-  gen_weights = fill_weights(*backend, files, gen, of);
-
-  of.ignored = {};
-  of.adapt = {};
-  of.shard = {};
-  of.check_finite = groups.leads();
-  vae_weights = load_weights(*backend, Safetensors::open_folder(path / "vae"),
-                             [&](WeightVisitor& v) { vae->visit(v); }, of);
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
     sound = std::make_unique<SoundDecoder>(*backend, *checkpoint.sound,
                                            Safetensors::open_folder(path / "sound_tokenizer"));
@@ -132,7 +126,7 @@ void Engine::State::load() {
 }
 
 Placement Engine::State::placement(const Request& request) const {
-  return {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, groups.mesh, groups.rank};
+  return {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, groups.mesh, groups.rank, offload()};
 }
 
 struct Engine::Ranks {
@@ -178,9 +172,11 @@ Engine Engine::open(const std::filesystem::path& model, const EngineOptions& opt
   World& world = *ranks->world;
   std::vector<std::unique_ptr<Engine::State>> opened(world.local().size());
   const int begin = world.local().front();
+  // Asked before the first rank takes its share.
+  const int64_t host_memory = available_host_memory() / std::ssize(opened);
   world.run([&](int rank) {
     opened[static_cast<size_t>(rank - begin)] =
-        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank);
+        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank, host_memory);
   });
   ranks->states = std::move(opened);
   for (const auto& state : ranks->states) state->open_seconds = seconds_since(start);
@@ -341,7 +337,7 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   // Asked for all ranks before the first of them takes its share.
   std::vector<int64_t> available;
   for (const auto& state : ranks_->states) {
-    available.push_back(available_memory(*state->backend, state->options.device, std::ssize(ranks_->states)));
+    available.push_back(available_memory(*state->backend, std::ssize(ranks_->states)));
   }
   ranks_->run([&](int rank, size_t place) {
     renew(ranks_->states[place]->groups);
@@ -352,8 +348,8 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
 }
 
 namespace {
-// What a run allocates beside the weights, which are there already.
-int64_t needed(const Plan& plan) { return plan.activation_bytes + plan.state_bytes; }
+// What a run allocates beside the weights that are there already.
+int64_t needed(const Plan& plan) { return plan.peak_bytes - plan.resident_weight_bytes; }
 }  // namespace
 
 Result Engine::Ranks::generate(State& state, const Request& request, int64_t available,
@@ -373,6 +369,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
 
   RunRecord record;
   record.open_seconds = state.open_seconds;
+  record.offload = state.options.offload;
   record.mesh = state.groups.mesh;
   record.device = backend.description();
   record.dtype = name_of(state.dtype);
@@ -403,13 +400,21 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
     }
     require(needed(plan) <= available, ErrorKind::out_of_memory, "this request needs ", needed(plan) / 1000000,
             " MB beside the weights, but ", available / 1000000,
-            " are free; ask for fewer frames or a smaller size");
+            " are free; ask for fewer frames or a smaller size",
+            backend.device() == DeviceKind::cpu ? "" : ", or use --offload model or layer");
     record.arena_bytes = plan.activation_bytes;
-    record.weight_bytes = state.und_weights.bytes() + state.gen_weights.bytes() + state.vae_weights.bytes();
+    record.weight_bytes = plan.weight_bytes;
+    record.resident_weight_bytes = plan.resident_weight_bytes;
+    record.pinned_bytes = plan.pinned_bytes;
     arena.emplace(backend.allocate(static_cast<size_t>(plan.activation_bytes)));
-    run.emplace(Networks{*state.transformer, *state.vae, state.sound.get()}, *arena, settings, state.strategy,
+    const auto with_text = [&weights = *state.weights](const std::function<void()>& body) {
+      const ModelWeights::Use text(weights, Part::text);
+      body();
+    };
+    run.emplace(Networks{*state.transformer, *state.vae, state.sound.get(), with_text}, *arena, settings, state.strategy,
                 std::move(ids), placement.tiling, &state.groups);
     run->set_recording(true);
+    run->set_replay(state.options.graphs && state.offload() != Offload::layer && state.groups.mesh.world() == 1);
     record.generation_tokens = run->attention().sequence().size();
     backend.set_profiling(state.options.profile);
     run->prefill();
@@ -425,12 +430,22 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   for (int64_t chunk = 0; chunk < settings.chunks(); ++chunk) {
     if (settings.transfer && settings.transfer->reseeds) noise.emplace(rng, settings.seed + chunk);
     if (settings.transfer) {
-      stages.run("encode", 1, [&] { encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried, cpu_threads(state.options)); });
+      stages.run("encode", 1, [&] {
+        const ModelWeights::Use vae(*state.weights, Part::vae);
+        encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried, cpu_threads(state.options));
+      });
     } else if (settings.conditioning.encoded_frames > 0) {
-      stages.run("encode", 1, [&] { run->encode(conditioning_pixels(request, settings)); });
+      stages.run("encode", 1, [&] {
+        const ModelWeights::Use vae(*state.weights, Part::vae);
+        run->encode(conditioning_pixels(request, settings));
+      });
     }
     run->start(&*noise, request.noise_dtype == "bf16",
                request.latents ? request.latents->values : std::vector<float>{});
+    std::optional<ModelWeights::Use> generation;
+    const auto bring_generation = [&] { generation.emplace(*state.weights, Part::generation); };
+    if (state.weights->has(Part::generation)) bring_generation();
+    else stages.run("load", 1, bring_generation);
     if (chunk == 0 && state.warms_up()) {
       stages.run("warm-up", 1, [&] { exercise_layouts(warm_up, *run, state.options.log); });
     }
@@ -440,13 +455,16 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
         const WarmUpTarget target{state.strategy.layout_at(i, steps), run->attention().generation_role()};
         warm_up.exercise(target, [&] { run->step(i, &*noise); });
         record.step_seconds.push_back(seconds_since(begin));
+        if (record.first_step_seconds == 0) record.first_step_seconds = seconds_since_process_start();
         stages.report(i + 1);
       }
     });
+    generation.reset();
     // The next chunk takes over decoded frames: then every rank decodes them, to the same bytes.
     if (!leads && chunk + 1 == settings.chunks()) return {};
     const int64_t fresh = settings.frames - result.frames.count;
     stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
+      const ModelWeights::Use vae(*state.weights, Part::vae);
       ChunkFrames made(backend, settings, chunk, result.frames);
       run->decode([&](View bytes, View frames) {
         made.take(bytes, frames);
@@ -475,6 +493,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
     result.action = FloatTensor{{settings.action->chunk, settings.action->raw_width}, std::move(action)};
   }
   record.dispatch = run->dispatch();
+  record.load = state.weights->load_time();
+  record.device_memory = backend.memory();
   record.warm_up = warm_up_json(warm_up, state.strategy);
   result.attention = attention_use(record.dispatch);
   result.report = report_json(request, settings, record).dump(1);
@@ -502,7 +522,8 @@ Plan plan_request(const std::filesystem::path& model, const Request& request, co
   const DType dtype = activation_type(options, *backend);
   const AttentionStrategy strategy = strategy_of(checkpoint, options.attention);
   Plan plan = measure(checkpoint, settings, strategy, std::move(ids),
-                      {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, mesh_of(options), 0});
+                      {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, mesh_of(options), 0,
+                       offload_of(options.offload, backend->device())});
   plan.summary = summary(settings);
   const double rate = gemm_ceiling(*backend, dtype);
   plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9), " GFLOP/s, the rate of one large ",

@@ -67,11 +67,18 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   Transformer model(dry, checkpoint.transformer, placement.dtype);
   Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
   const MeshGroups groups = make_absent_groups(placement.mesh, placement.rank);
+  // Checkpoints hold bf16, which the CPU reads as it is.
+  const DType held = placement.device == DeviceKind::cpu ? DType::bf16 : placement.dtype;
+  const Shard shard{groups.place().tp, groups.mesh.tp, nullptr};
+  place_weights(dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
+  place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
+  const auto dtype_of = [&](const std::string&) { return held; };
+  const PartSizes sizes = part_sizes(model, dtype_of, shard, autoencoder, dtype_of);
+  const Footprint weights = footprint_of(sizes, placement.offload, placement.device);
   Plan plan;
-  plan.weight_bytes = place_weights(
-      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, DType::bf16,
-      {groups.place().tp, groups.mesh.tp, nullptr});
-  plan.weight_bytes += place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, DType::bf16);
+  plan.weight_bytes = sizes.all();
+  plan.resident_weight_bytes = weights.resident;
+  plan.pinned_bytes = weights.pinned;
 
   Arena arena = Arena::measuring(dry.device());
   std::unique_ptr<SoundDecoder> sound;
@@ -118,6 +125,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   if (sound) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
+  plan.peak_bytes = weights.most() + plan.activation_bytes + plan.state_bytes;
   plan.tokens = run.attention().sequence().size();
   plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
   plan.ranks = placement.mesh.world();

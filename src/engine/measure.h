@@ -4,6 +4,7 @@
 #include "attention/strategy.h"
 #include "backend/backend.h"
 #include "dist/mesh.h"
+#include "engine/model_weights.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
 #include "text/tokenizer.h"
@@ -18,6 +19,7 @@ struct Placement {
   VaeTiling tiling;
   Mesh mesh;     // of the ranks that share it
   int rank = 0;  // the one that is measured
+  Offload offload = Offload::none;
 };
 
 // Conditional ids, then unconditional ones when guidance needs them.

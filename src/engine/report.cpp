@@ -1,8 +1,11 @@
 #include "engine/report.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
+#include <fstream>
 #include <iomanip>
 #include <map>
 #include <sstream>
@@ -15,6 +18,24 @@ int64_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+double seconds_since_process_start() {
+  std::ifstream file("/proc/self/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_end = stat.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(stat.substr(name_end + 1));
+  constexpr int kFieldsBefore = 19;  // state to itrealvalue
+  std::string skipped;
+  for (int i = 0; i < kFieldsBefore; ++i) fields >> skipped;
+  double ticks = 0;
+  if (!(fields >> ticks)) return 0;
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec) -
+         ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 Json settings_json(const Request& request, const Settings& s) {
@@ -194,6 +215,33 @@ std::string to_text(const AttentionUse& use) {
   return out.str();
 }
 
+namespace {
+
+Json load_json(const ModelWeights::LoadTime& load) {
+  Json out = Json::object();
+  out.set("check_seconds", load.check_seconds).set("seconds", load.seconds).set("bytes", load.bytes);
+  if (load.bytes > 0) out.set("gbytes_per_second", static_cast<double>(load.bytes) / load.seconds * 1e-9);
+  return out;
+}
+
+Json memory_json(const RunRecord& record) {
+  Json out = Json::object();
+  out.set("offload", record.offload)
+      .set("weight_bytes", record.weight_bytes)
+      .set("resident_weight_bytes", record.resident_weight_bytes)
+      .set("pinned_bytes", record.pinned_bytes)
+      .set("arena_bytes", record.arena_bytes)
+      .set("peak_resident_bytes", peak_resident_bytes());
+  if (record.device_memory.total > 0) {
+    out.set("device_peak_bytes", record.device_memory.peak)
+        .set("device_free_bytes", record.device_memory.free)
+        .set("device_total_bytes", record.device_memory.total);
+  }
+  return out;
+}
+
+}  // namespace
+
 Json report_json(const Request& request, const Settings& settings, const RunRecord& record) {
   Json out = Json::object();
   out.set("orrery", version())
@@ -227,10 +275,9 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
       .set("stages", std::move(stages))
       .set("step_seconds", std::move(steps))
       .set("total_seconds", total)
-      .set("memory", Json::object()
-                         .set("weight_bytes", record.weight_bytes)
-                         .set("arena_bytes", record.arena_bytes)
-                         .set("peak_resident_bytes", peak_resident_bytes()));
+      .set("first_step_after_start_seconds", record.first_step_seconds)
+      .set("load", load_json(record.load))
+      .set("memory", memory_json(record));
   out.set("attention", Json::object()
                            .set("source", record.attention_source)
                            .set("kept_share", kept_share(attention_use(record.dispatch)))
@@ -257,6 +304,9 @@ std::string to_json(const Plan& plan) {
       .set("weight_bytes", plan.weight_bytes)
       .set("activation_bytes", plan.activation_bytes)
       .set("state_bytes", plan.state_bytes)
+      .set("resident_weight_bytes", plan.resident_weight_bytes)
+      .set("pinned_bytes", plan.pinned_bytes)
+      .set("peak_bytes", plan.peak_bytes)
       .set("stages", std::move(stages))
       .set("ceiling", plan.ceiling)
       .dump(1);

@@ -8,6 +8,7 @@
 #include "attention/warm_up.h"
 #include "base/json.h"
 #include "dist/mesh.h"
+#include "engine/model_weights.h"
 #include "engine/settings.h"
 #include "orrery/engine.h"
 
@@ -25,7 +26,11 @@ struct RunRecord {
   std::vector<double> step_seconds;
   OpTable operations;              // empty unless profiling
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
-  int64_t weight_bytes = 0, arena_bytes = 0;
+  int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
+  MemoryState device_memory;       // at the end; zeros without a device
+  std::string offload;
+  ModelWeights::LoadTime load;
+  double first_step_seconds = 0;   // from the process's start to the end of the first denoising step
   double open_seconds = 0;
   Mesh mesh;                       // of the ranks that shared the run; all else is of rank 0
   std::string device;
@@ -45,6 +50,8 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
 Json warm_up_json(const WarmUp& warm_up, const AttentionStrategy& strategy);
 // What each preset did in the generation tower.
 std::vector<AttentionUse> attention_use(const std::vector<DispatchRecord>& records);
+// Since the system started this process; 0 when it does not say.
+double seconds_since_process_start();
 // Peak resident set of this process, bytes.
 int64_t peak_resident_bytes();
 

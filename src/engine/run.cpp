@@ -64,6 +64,11 @@ int Run::owner(size_t context) const {
 
 bool Run::is_mine(size_t context) const { return cfg_ == nullptr || owner(context) == cfg_->rank(); }
 
+void Run::with_text(const std::function<void()>& body) const {
+  if (networks_.with_text) networks_.with_text(body);
+  else body();
+}
+
 void Run::prefill() {
   Transformer& transformer = networks_.transformer;
   const TransformerConfig& config = transformer.config();
@@ -72,11 +77,16 @@ void Run::prefill() {
   for (size_t c = 0; c < contexts_.size(); ++c) {
     if (is_mine(c)) needed[contexts_[c].branch] = true;
   }
+  std::vector<Transformer::Prompt> prompts;
   for (size_t b = 0; b < branches_.size(); ++b) {
-    if (!needed[b]) continue;
-    attention_.begin_branch(static_cast<int>(b));
-    branches_[b].und = transformer.prefill(arena_, branches_[b].ids, attention_);
+    if (needed[b]) prompts.push_back({static_cast<int>(b), branches_[b].ids});
   }
+  with_text([&] {
+    std::vector<UndCache> caches = transformer.prefill(arena_, prompts, attention_);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      branches_[static_cast<size_t>(prompts[i].branch)].und = std::move(caches[i]);
+    }
+  });
   for (size_t c = 0; c < contexts_.size(); ++c) {
     if (!is_mine(c)) continue;
     Context& context = contexts_[c];
@@ -145,6 +155,8 @@ Run::Stream Run::make_stream(Shape shape, bool solved) {
 }
 
 void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents) {
+  backend_.forget_replays();  // what they name is made anew
+  if (!time_) time_ = backend_.allocate_tensor({networks_.transformer.config().hidden_size}, networks_.transformer.dtype());
   const auto draw = [&](Stream& stream) {
     std::vector<float> values;
     if (noise != nullptr) {
@@ -187,7 +199,7 @@ void Run::mask_action(MutView action) {
   if (raw < action.dim(1)) backend_.fill(action.slice(1, raw, action.dim(1) - raw), 0);
 }
 
-GenInput Run::input(float timestep, bool with_controls) const {
+GenInput Run::input(bool with_controls) const {
   GenInput in;
   in.target = {vision_.sample.view, conditioning_.noisy};
   if (with_controls) {
@@ -200,26 +212,33 @@ GenInput Run::input(float timestep, bool with_controls) const {
     in.action_noisy.assign(static_cast<size_t>(settings_.action->chunk), settings_.action->noisy);
     in.action_domain = settings_.action->domain;
   }
-  in.timestep = timestep;
   return in;
 }
 
-void Run::evaluate(size_t index, float timestep) {
+void Run::set_timestep(float timestep) { networks_.transformer.embed_time(arena_, time_.view, timestep); }
+
+// Of the timestep that was set.
+void Run::evaluate(size_t index, bool may_replay) {
   const Context& context = contexts_[index];
   GenOutput out{vision_.velocity[index].view, {}, {}};
   if (sound_) out.sound = sound_.velocity[index].view;
   if (action_) out.action = action_.velocity[index].view;
   Attention& attention = attention_of(context);
   attention.begin_branch(static_cast<int>(index));
-  networks_.transformer.velocity(arena_, out, input(timestep, context.sees_controls), branches_[context.branch].und,
-                                 context.rope, attention);
+  const auto evaluation = [&] {
+    networks_.transformer.velocity(arena_, out, input(context.sees_controls), time_.view,
+                                   branches_[context.branch].und, context.rope, attention);
+  };
+  if (may_replay && replays_) attention.replay(concat("context ", index), evaluation);
+  else evaluation();
 }
 
 void Run::exercise(int layout) {
   attention_.begin_layout(layout);
   if (plain_attention_) plain_attention_->begin_layout(layout);
+  set_timestep(settings_.schedule.timesteps.front());
   for (size_t c = 0; c < contexts_.size(); ++c) {
-    if (is_mine(c)) evaluate(c, settings_.schedule.timesteps.front());
+    if (is_mine(c)) evaluate(c, false);
   }
 }
 
@@ -254,8 +273,9 @@ void Run::step(int i, NormalGenerator* noise) {
   if (plain_attention_) plain_attention_->begin_step(i, settings_.schedule.num_steps());
   // A dry run sizes the step that evaluates everything.
   const auto counts = [&](size_t c) { return c == 0 || contexts_[c].factor != 0 || backend_.is_dry(); };
+  set_timestep(timestep);
   for (size_t c = 0; c < contexts_.size(); ++c) {
-    if (counts(c) && is_mine(c)) evaluate(c, timestep);
+    if (counts(c) && is_mine(c)) evaluate(c, true);
   }
   share_velocities(counts);
   for (Stream* stream : {&vision_, &sound_, &action_}) {
@@ -328,8 +348,8 @@ void Run::name_non_finite(int i, float timestep) {
   });
   for (context = 0; context < contexts_.size(); ++context) {
     if ((context > 0 && contexts_[context].factor == 0) || !is_mine(context)) continue;
-    transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_);
-    evaluate(context, timestep);
+    with_text([&] { transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_); });
+    evaluate(context, false);
   }
   transformer.set_probe({});
   first = lowest_of_ranks(first);
@@ -344,6 +364,7 @@ void Run::name_non_finite(int i, float timestep) {
 }
 
 void Run::decode(const FrameSink& sink) {
+  backend_.forget_replays();  // they hold on to the backend's scratch memory
   std::vector<uint8_t> host;
   networks_.vae.decode(arena_, vision_.sample.view, tiling_, [&](View frames, View bytes) {
     host.resize(static_cast<size_t>(bytes.numel()));

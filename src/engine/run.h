@@ -25,6 +25,8 @@ struct Networks {
   Transformer& transformer;
   Vae& vae;
   SoundDecoder* sound = nullptr;
+  // Runs `body` while the text tower's weights are in place; empty: they always are.
+  std::function<void(const std::function<void()>& body)> with_text = {};
 };
 
 // A prompt and what the text tower makes of it.
@@ -68,6 +70,8 @@ class Run {
   std::vector<float> action() const;   // host copy, [chunk, raw width]; empty when none is predicted
   Attention& attention() { return attention_; }
   const std::vector<Branch>& branches() const { return branches_; }
+  // Whether steps may be replayed where the backend can (Backend::replay). Off at first.
+  void set_replay(bool on) { replays_ = on; }
   // Whether dispatch() will list the attention calls made from here on.
   void set_recording(bool on);
   std::vector<DispatchRecord> dispatch() const;
@@ -89,6 +93,7 @@ class Run {
     explicit operator bool() const { return static_cast<bool>(sample); }
   };
 
+  void with_text(const std::function<void()>& body) const;
   Stream make_stream(Shape shape, bool solved);
   void upload(MutView out, std::span<const float> host);
   std::vector<float> download(View x) const;
@@ -101,8 +106,9 @@ class Run {
   bool is_mine(size_t context) const;
   void share_velocities(const std::function<bool(size_t)>& counts);
   void set_factors(float timestep);
-  GenInput input(float timestep, bool with_controls) const;
-  void evaluate(size_t context, float timestep);
+  GenInput input(bool with_controls) const;
+  void set_timestep(float timestep);
+  void evaluate(size_t context, bool may_replay);
   float lowest_of_ranks(float value) const;
   void require_finite(int step, float timestep);
   [[noreturn]] void name_non_finite(int step, float timestep);
@@ -122,6 +128,8 @@ class Run {
   std::vector<Tensor> controls_;  // clean latents of transfer's controls
   Tensor clean_;  // conditioned latents [C, conditioned frames prefix, h, w]; empty without any
   Stream vision_, sound_, action_;
+  Tensor time_;  // the timestep as the transformer embeds it
+  bool replays_ = false;
 };
 
 }  // namespace orrery

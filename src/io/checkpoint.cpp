@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "io/fault_list.h"
 
 namespace orrery {
@@ -110,13 +111,16 @@ std::optional<std::string> first_non_finite(const View& view) {
 }
 
 void check_finite(const Safetensors& files, const std::vector<TensorExpectation>& expected) {
+  std::vector<std::optional<std::string>> found(expected.size());
+  parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    const StoredTensor* tensor = files.find(expected[at].name);
+    if (tensor && tensor->dtype) found[at] = first_non_finite(files.view(expected[at].name));
+  });
   FaultList faults;
-  for (const TensorExpectation& want : expected) {
-    const StoredTensor* found = files.find(want.name);
-    if (!found || !found->dtype) continue;
-    if (const auto fault = first_non_finite(files.view(want.name))) {
-      faults.add("not finite", want.name, " in ", found->file, " holds ", *fault);
-    }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const std::string& name = expected[i].name;
+    if (found[i]) faults.add("not finite", name, " in ", files.find(name)->file, " holds ", *found[i]);
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
 }

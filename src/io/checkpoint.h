@@ -31,7 +31,7 @@ void check_tensors(const Safetensors& files, const std::vector<TensorExpectation
 std::optional<std::string> first_non_finite(const View& view);
 
 // Throws one Error{numeric} that names every expected tensor with NaN or Inf in it. Reads them all,
-// at memory speed; tensors that are absent or have no DType are passed over.
+// at memory speed, on several threads; tensors that are absent or have no DType are passed over.
 void check_finite(const Safetensors& files, const std::vector<TensorExpectation>& expected);
 
 struct Component {

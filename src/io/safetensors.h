@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -120,5 +121,18 @@ struct NamedTensor {
 };
 void write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
+
+// The same for tensors that no memory holds: `make(i, write)` hands over the bytes of tensors[i] in
+// order, in as many pieces as it likes.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+  int64_t bytes() const { return shape.numel() * size_of(dtype); }
+};
+using TensorSink = std::function<void(const void* data, size_t bytes)>;
+void stream_safetensors(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors,
+                        const std::function<void(size_t i, const TensorSink& write)>& make,
+                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace orrery

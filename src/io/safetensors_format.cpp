@@ -287,7 +287,7 @@ SafetensorsContents parse_safetensors(std::span<const std::byte> bytes, const st
 
 namespace {
 
-std::string make_header(const std::vector<NamedTensor>& tensors, const std::vector<int64_t>& begins,
+std::string make_header(const std::vector<TensorSpec>& tensors, const std::vector<int64_t>& begins,
                         const std::map<std::string, std::string>& metadata) {
   std::vector<Json::Member> members;
   if (!metadata.empty()) {
@@ -296,14 +296,14 @@ std::string make_header(const std::vector<NamedTensor>& tensors, const std::vect
     members.emplace_back("__metadata__", Json::object(std::move(entries)));
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const View& view = tensors[i].view;
+    const TensorSpec& tensor = tensors[i];
     Json shape = Json::array();
-    for (int d = 0; d < view.rank(); ++d) shape.push(view.dim(d));
+    for (int d = 0; d < tensor.shape.rank(); ++d) shape.push(tensor.shape[d]);
     members.emplace_back(
-        tensors[i].name,
-        Json::object({{"dtype", std::string(stored_name_of(view.dtype))},
+        tensor.name,
+        Json::object({{"dtype", std::string(stored_name_of(tensor.dtype))},
                       {"shape", std::move(shape)},
-                      {"data_offsets", Json::array({begins[i], begins[i] + view.bytes()})}}));
+                      {"data_offsets", Json::array({begins[i], begins[i] + tensor.bytes()})}}));
   }
   std::string header = Json::object(std::move(members)).dump();
   constexpr size_t kAlignment = 64;
@@ -312,17 +312,18 @@ std::string make_header(const std::vector<NamedTensor>& tensors, const std::vect
   return header;
 }
 
-void check_writable(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors) {
+void refuse_tensor(const std::filesystem::path& file, const std::string& tensor, const char* why) {
+  fail(ErrorKind::invalid_argument, file.string(), ": the tensor ", tensor, " ", why);
+}
+
+void check_names(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors) {
   std::vector<std::string_view> names;
-  for (const auto& [name, view] : tensors) {
-    const auto refuse = [&, &tensor = name](const char* why) {
-      fail(ErrorKind::invalid_argument, file.string(), ": the tensor ", tensor, " ", why);
-    };
-    if (name == "__metadata__") refuse("cannot have that name, which the format reserves");
-    if (!is_utf8(name)) refuse("has a name that is not UTF-8");
-    if (view.device != DeviceKind::cpu) refuse("is not in host memory");
-    if (!view.contiguous()) refuse("is not contiguous");
-    names.push_back(name);
+  for (const TensorSpec& tensor : tensors) {
+    if (tensor.name == "__metadata__") {
+      refuse_tensor(file, tensor.name, "cannot have that name, which the format reserves");
+    }
+    if (!is_utf8(tensor.name)) refuse_tensor(file, tensor.name, "has a name that is not UTF-8");
+    names.push_back(tensor.name);
   }
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
@@ -333,19 +334,20 @@ void check_writable(const std::filesystem::path& file, const std::vector<NamedTe
 
 }  // namespace
 
-void write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  check_writable(file, tensors);
+void stream_safetensors(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors,
+                        const std::function<void(size_t i, const TensorSink& write)>& make,
+                        const std::map<std::string, std::string>& metadata) {
+  check_names(file, tensors);
   std::vector<size_t> layout(tensors.size());
   for (size_t i = 0; i < layout.size(); ++i) layout[i] = i;
   std::stable_sort(layout.begin(), layout.end(), [&](size_t a, size_t b) {
-    return size_of(tensors[a].view.dtype) > size_of(tensors[b].view.dtype);
+    return size_of(tensors[a].dtype) > size_of(tensors[b].dtype);
   });
   std::vector<int64_t> begins(tensors.size());
   int64_t end = 0;
   for (const size_t i : layout) {
     begins[i] = end;
-    end += tensors[i].view.bytes();
+    end += tensors[i].bytes();
   }
 
   const std::string header = make_header(tensors, begins, metadata);
@@ -357,10 +359,32 @@ void write_safetensors(const std::filesystem::path& file, const std::vector<Name
   out.write(length, sizeof length);
   out.write(header.data(), header.size());
   for (const size_t i : layout) {
-    const View& view = tensors[i].view;
-    out.write(view.data, static_cast<size_t>(view.bytes()));
+    size_t written = 0;
+    make(i, [&](const void* data, size_t bytes) {
+      out.write(data, bytes);
+      written += bytes;
+    });
+    require(static_cast<int64_t>(written) == tensors[i].bytes(), file.string(), ": the tensor ",
+            tensors[i].name, " has ", tensors[i].bytes(), " bytes, but ", written, " were made");
   }
   out.commit();
+}
+
+void write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, view] : tensors) {
+    if (view.device != DeviceKind::cpu) refuse_tensor(file, name, "is not in host memory");
+    if (!view.contiguous()) refuse_tensor(file, name, "is not contiguous");
+    specs.push_back({name, view.dtype, view.shape});
+  }
+  stream_safetensors(
+      file, specs,
+      [&](size_t i, const TensorSink& write) {
+        const View& view = tensors[i].view;
+        write(view.data, static_cast<size_t>(view.bytes()));
+      },
+      metadata);
 }
 
 }  // namespace orrery

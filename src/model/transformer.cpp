@@ -5,12 +5,13 @@
 #include <string>
 
 #include "base/error.h"
+#include "model/layer_stream.h"
 
 namespace orrery {
 
 namespace {
-
 constexpr int64_t kTimeFeatures = 256;
+}  // namespace
 
 // One tower's part of a decoder layer.
 struct TowerLayer {
@@ -22,8 +23,6 @@ struct TowerLayer {
   Linear up;                   // gate and up side by side, or up alone (relu2)
   Linear down;
 };
-
-}  // namespace
 
 struct TransformerWeights {
   View embed_tokens;  // [V, H]
@@ -91,23 +90,30 @@ void visit_layer(WeightVisitor& v, TowerLayer& layer, const TransformerConfig& c
 }  // namespace
 
 void Transformer::visit_und(WeightVisitor& v) {
-  TransformerWeights& w = *weights_;
-  v.tensor(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, config_.hidden_size});
-  for (size_t i = 0; i < w.und.size(); ++i) {
-    const std::string at = concat("layers.", i, ".");
-    visit_layer(v, w.und[i], config_, at, kUndNames, config_.qk_norm_for_text);
-    if (config_.has_und_k_norm_for_gen()) {
-      v.tensor(w.und[i].norm_k_for_gen, at + "self_attn.k_norm_und_for_gen.weight", {config_.head_dim});
-    }
-  }
+  visit_ends(Tower::und, v);
+  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i) visit_layer(Tower::und, i, v);
 }
 
 void Transformer::visit_gen(WeightVisitor& v) {
+  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i) visit_layer(Tower::gen, i, v);
+  visit_ends(Tower::gen, v);
+}
+
+void Transformer::visit_layer(Tower tower, int layer, WeightVisitor& v) {
+  const auto i = static_cast<size_t>(layer);
+  const std::string at = concat("layers.", i, ".");
+  if (tower == Tower::gen) return orrery::visit_layer(v, weights_->gen[i], config_, at, kGenNames, true);
+  TowerLayer& und = weights_->und[i];
+  orrery::visit_layer(v, und, config_, at, kUndNames, config_.qk_norm_for_text);
+  if (config_.has_und_k_norm_for_gen()) {
+    v.tensor(und.norm_k_for_gen, at + "self_attn.k_norm_und_for_gen.weight", {config_.head_dim});
+  }
+}
+
+void Transformer::visit_ends(Tower tower, WeightVisitor& v) {
   TransformerWeights& w = *weights_;
   const int64_t h = config_.hidden_size, patch = config_.patch_latent_dim;
-  for (size_t i = 0; i < w.gen.size(); ++i) {
-    visit_layer(v, w.gen[i], config_, concat("layers.", i, "."), kGenNames, true);
-  }
+  if (tower == Tower::und) return v.tensor(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, h});
   v.tensor(w.norm_gen, "norm_moe_gen.weight", {h});
   v.linear(w.time_1, {"time_embedder.linear_1"}, {h}, kTimeFeatures, Split::none, true);
   v.linear(w.time_2, {"time_embedder.linear_2"}, {h}, h, Split::none, true);
@@ -126,6 +132,13 @@ void Transformer::visit_gen(WeightVisitor& v) {
     v.linear(w.sound_out, {"audio_proj_out"}, {config_.sound_dim}, h, Split::none, true);
     v.tensor(w.sound_modality, "audio_modality_embed", {h});
   }
+}
+
+void Transformer::set_stream(Tower tower, LayerStream* stream) { streams_[static_cast<size_t>(tower)] = stream; }
+
+const TowerLayer& Transformer::layer_of(Tower tower, int layer) {
+  if (LayerStream* stream = streams_[static_cast<size_t>(tower)]) stream->acquire(layer);
+  return (tower == Tower::und ? weights_->und : weights_->gen)[static_cast<size_t>(layer)];
 }
 
 Norm Transformer::norm() const {
@@ -172,55 +185,81 @@ void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Act
 
 }  // namespace
 
-UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention) {
-  Arena::Scope scope(arena);
-  const auto text = static_cast<int64_t>(ids.size());
-  const Norm qk = norm();
+// One prompt on its way through the text tower.
+struct Transformer::Text {
   UndCache cache;
-  cache.text = text;
+  MutView cos, sin, x;
+};
 
-  const RopeTable table = rope_table(config_, text_positions(text));
-  MutView cos = arena.make({text, config_.head_dim / 2}, DType::f32);
-  MutView sin = arena.make({text, config_.head_dim / 2}, DType::f32);
-  backend_.upload(cos, make_view(table.cos.data(), cos.shape, DType::f32));
-  backend_.upload(sin, make_view(table.sin.data(), sin.shape, DType::f32));
-
-  MutView x = arena.make({text, config_.hidden_size}, dtype_);
-  backend_.gather_rows(x, weights_->embed_tokens, ids);
-  for (size_t i = 0; i < weights_->und.size(); ++i) {
-    Arena::Scope layer_scope(arena);
-    const TowerLayer& layer = weights_->und[i];
-    MutView normed = arena.make(x.shape, dtype_);
-    backend_.rms_norm(normed, x, layer.input_norm, norm());
-    MutView fused = arena.make({text, layer.qkv.out_features()}, dtype_);
-    apply(backend_, fused, normed, layer.qkv);
-    Heads heads = split_heads(fused, layer.qkv, config_);
-
-    cache.k.push_back(backend_.allocate_tensor(heads.k.shape, dtype_));
-    cache.v.push_back(backend_.allocate_tensor(heads.v.shape, dtype_));
-    MutView cached_k = cache.k.back().view;
-    backend_.copy(cache.v.back().view, heads.v);
-    MutView causal_k = cached_k;
-    if (layer.norm_k_for_gen) {
-      // The causal pass reads un-normed keys, generation the normed ones.
-      backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k_for_gen, cos, sin, qk);
-      backend_.qk_norm_rope(heads.k, heads.k, {}, cos, sin, qk);
-      causal_k = heads.k;
-    } else {
-      backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k, cos, sin, qk);
+std::vector<UndCache> Transformer::prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention) {
+  Arena::Scope scope(arena);
+  std::vector<Text> texts;
+  for (const Prompt& prompt : prompts) texts.push_back(start_text(arena, prompt.ids));
+  for (int i = 0; i < static_cast<int>(weights_->und.size()); ++i) {
+    for (size_t t = 0; t < texts.size(); ++t) {
+      attention.begin_branch(prompts[t].branch);
+      und_layer(arena, i, texts[t], attention);
     }
-    // Nothing reads the last layer's text beyond its keys and values; a probe may.
-    if (i + 1 == weights_->und.size() && !probe_) break;
-
-    backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, cos, sin, qk);
-    MutView attended = arena.make(heads.q.shape, dtype_);
-    const MutView causal_v = cache.v.back().view;
-    attention.run_text(arena, attended, heads.q, causal_k, causal_v, static_cast<int>(i));
-    apply(backend_, x, as_rows(attended), layer.out, x);
-    mlp(backend_, arena, x, layer, config_.hidden_act, norm());
-    if (probe_) probe_(Tower::und, static_cast<int>(i), x);
   }
-  return cache;
+  std::vector<UndCache> caches;
+  for (Text& text : texts) caches.push_back(std::move(text.cache));
+  return caches;
+}
+
+UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention) {
+  const Prompt prompt{0, ids};
+  return std::move(prefill(arena, {&prompt, 1}, attention).front());
+}
+
+Transformer::Text Transformer::start_text(Arena& arena, std::span<const int64_t> ids) {
+  Text text;
+  const auto rows = static_cast<int64_t>(ids.size());
+  text.cache.text = rows;
+  const RopeTable table = rope_table(config_, text_positions(rows));
+  text.cos = arena.make({rows, config_.head_dim / 2}, DType::f32);
+  text.sin = arena.make({rows, config_.head_dim / 2}, DType::f32);
+  backend_.upload(text.cos, make_view(table.cos.data(), text.cos.shape, DType::f32));
+  backend_.upload(text.sin, make_view(table.sin.data(), text.sin.shape, DType::f32));
+  text.x = arena.make({rows, config_.hidden_size}, dtype_);
+  backend_.gather_rows(text.x, weights_->embed_tokens, ids);
+  return text;
+}
+
+void Transformer::und_layer(Arena& arena, int i, Text& text, Attention& attention) {
+  Arena::Scope scope(arena);
+  const TowerLayer& layer = layer_of(Tower::und, i);
+  const Norm qk = norm();
+  const MutView x = text.x;
+  UndCache& cache = text.cache;
+  MutView normed = arena.make(x.shape, dtype_);
+  backend_.rms_norm(normed, x, layer.input_norm, norm());
+  MutView fused = arena.make({cache.text, layer.qkv.out_features()}, dtype_);
+  apply(backend_, fused, normed, layer.qkv);
+  Heads heads = split_heads(fused, layer.qkv, config_);
+
+  cache.k.push_back(backend_.allocate_tensor(heads.k.shape, dtype_));
+  cache.v.push_back(backend_.allocate_tensor(heads.v.shape, dtype_));
+  MutView cached_k = cache.k.back().view;
+  backend_.copy(cache.v.back().view, heads.v);
+  MutView causal_k = cached_k;
+  if (layer.norm_k_for_gen) {
+    // The causal pass reads un-normed keys, generation the normed ones.
+    backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k_for_gen, text.cos, text.sin, qk);
+    backend_.qk_norm_rope(heads.k, heads.k, {}, text.cos, text.sin, qk);
+    causal_k = heads.k;
+  } else {
+    backend_.qk_norm_rope(cached_k, heads.k, layer.norm_k, text.cos, text.sin, qk);
+  }
+  // Nothing reads the last layer's text beyond its keys and values; a probe may.
+  if (i + 1 == static_cast<int>(weights_->und.size()) && !probe_) return;
+
+  backend_.qk_norm_rope(heads.q, heads.q, layer.norm_q, text.cos, text.sin, qk);
+  MutView attended = arena.make(heads.q.shape, dtype_);
+  const MutView causal_v = cache.v.back().view;
+  attention.run_text(arena, attended, heads.q, causal_k, causal_v, i);
+  apply(backend_, x, as_rows(attended), layer.out, x);
+  mlp(backend_, arena, x, layer, config_.hidden_act, norm());
+  if (probe_) probe_(Tower::und, i, x);
 }
 
 std::array<int64_t, 3> Transformer::token_grid(int64_t frames, int64_t h, int64_t w) const {
@@ -317,14 +356,9 @@ void Transformer::embed_vision(Arena& arena, MutView x, const VisionItem& item, 
   });
 }
 
-void Transformer::embed(Arena& arena, MutView x, const GenInput& in, const Sequence& sequence) {
+void Transformer::embed(Arena& arena, MutView x, const GenInput& in, View time, const Sequence& sequence) {
   Arena::Scope scope(arena);
   const int64_t h = config_.hidden_size;
-  MutView time32 = arena.make({1, h}, DType::f32);
-  embed_timestep(arena, time32, in.timestep);
-  MutView time = arena.make({h}, dtype_);
-  backend_.copy(time, time32.reshape({h}));
-
   int64_t row = 0;
   for (const VisionItem& control : in.controls) {
     const auto [t, rows, columns] =
@@ -372,17 +406,17 @@ void Transformer::embed(Arena& arena, MutView x, const GenInput& in, const Seque
 }
 
 // This rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a layer.
-MutView Transformer::embed_share(Arena& arena, const GenInput& in, const Attention& attention) {
+MutView Transformer::embed_share(Arena& arena, const GenInput& in, View time, const Attention& attention) {
   const SequenceShare share = attention.share();
   const int64_t all = attention.sequence().size();
   MutView x = arena.make({share.padded_rows, config_.hidden_size}, dtype_);
   if (share.rows == all) {
-    embed(arena, x, in, attention.sequence());
+    embed(arena, x, in, time, attention.sequence());
     return x;
   }
   Arena::Scope scope(arena);
   MutView whole = arena.make({all, config_.hidden_size}, dtype_);
-  embed(arena, whole, in, attention.sequence());
+  embed(arena, whole, in, time, attention.sequence());
   backend_.copy(x.slice(0, 0, share.rows), whole.slice(0, share.begin, share.rows));
   backend_.fill(x.slice(0, share.rows, share.padded_rows - share.rows), 0);
   return x;
@@ -391,7 +425,7 @@ MutView Transformer::embed_share(Arena& arena, const GenInput& in, const Attenti
 void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& und, View cos, View sin,
                             Attention& attention) {
   const auto i = static_cast<size_t>(index);
-  const TowerLayer& layer = weights_->gen[i];
+  const TowerLayer& layer = layer_of(Tower::gen, index);
   {
     Arena::Scope scope(arena);
     const View und_k = und.k[i].view;
@@ -517,10 +551,25 @@ void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput&
   }
 }
 
+void Transformer::embed_time(Arena& arena, MutView out, float timestep) {
+  Arena::Scope scope(arena);
+  MutView exact = arena.make({1, config_.hidden_size}, DType::f32);
+  embed_timestep(arena, exact, timestep);
+  backend_.copy(out, exact.reshape({config_.hidden_size}));
+}
+
 void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
                            const GenRope& rope, Attention& attention) {
   Arena::Scope scope(arena);
-  MutView x = embed_share(arena, in, attention);
+  MutView time = arena.make({config_.hidden_size}, dtype_);
+  embed_time(arena, time, in.timestep);
+  velocity(arena, out, in, time, und, rope, attention);
+}
+
+void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
+                           const GenRope& rope, Attention& attention) {
+  Arena::Scope scope(arena);
+  MutView x = embed_share(arena, in, time, attention);
   for (int i = 0; i < static_cast<int>(weights_->gen.size()); ++i) {
     gen_layer(arena, i, x, und, rope.cos.view, rope.sin.view, attention);
     if (probe_) probe_(Tower::gen, i, x);

@@ -2,6 +2,7 @@
 // values behind, and a generation tower that runs at every step (transformer specification).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +17,8 @@
 
 namespace orrery {
 
+class LayerStream;
+struct TowerLayer;
 struct TransformerWeights;
 
 // Keys and values of one prompt for every layer, on the backend: what generation tokens read of the text.
@@ -65,13 +68,25 @@ class Transformer {
   DType dtype() const { return dtype_; }
   Backend& backend() const { return backend_; }
 
-  // The tensor list. Both towers are needed to run prefill(); velocity() needs the generation's only.
+  // The tensor list. prefill() needs the text tower, velocity() the generation's only.
   void visit_und(WeightVisitor& visitor);
   void visit_gen(WeightVisitor& visitor);
+  // The same in parts: one layer of a tower, and what is not in its layers.
+  void visit_layer(Tower tower, int layer, WeightVisitor& visitor);
+  void visit_ends(Tower tower, WeightVisitor& visitor);
+  // Where a tower's layers come from when they are not all in place; null: they are. The stream outlives its use.
+  void set_stream(Tower tower, LayerStream* stream);
+  // Brings a layer in place as a call that uses it would; for measurements.
+  void bring_layer(Tower tower, int layer) { layer_of(tower, layer); }
   // Stored tensors that generation never reads.
   static bool is_unused(std::string_view name);
 
-  // Runs the text tower. The cache is allocated by the backend.
+  // Runs the text tower over several prompts, layer by layer. The caches are allocated by the backend.
+  struct Prompt {
+    int branch = 0;  // of the guidance
+    std::span<const int64_t> ids;
+  };
+  std::vector<UndCache> prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention);
   UndCache prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention);
 
   // The generation stream of one request; sizes from latents [C, T, h, w].
@@ -83,6 +98,12 @@ class Transformer {
   // rank brings the same inputs and gets the whole outputs.
   void velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
                 const GenRope& rope, Attention& attention);
+  // The same with the timestep [H] as embed_time() makes it, in place of in.timestep. Reads no host memory, so
+  // that a backend may replay it.
+  void velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
+                const GenRope& rope, Attention& attention);
+  // out [H], in the activations' type.
+  void embed_time(Arena& arena, MutView out, float timestep);
 
   // Called after each layer with the tower's hidden states [tokens, H], of generation this rank's rows
   // with padding; for tests and for naming the layer where a value stopped being finite.
@@ -93,8 +114,8 @@ class Transformer {
   void embed_timestep(Arena& arena, MutView out, float timestep);
 
  private:
-  void embed(Arena& arena, MutView x, const GenInput& in, const Sequence& sequence);
-  MutView embed_share(Arena& arena, const GenInput& in, const Attention& attention);
+  void embed(Arena& arena, MutView x, const GenInput& in, View time, const Sequence& sequence);
+  MutView embed_share(Arena& arena, const GenInput& in, View time, const Attention& attention);
   void embed_vision(Arena& arena, MutView x, const VisionItem& item, View time);
   void read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
                   const Attention& attention);
@@ -102,12 +123,18 @@ class Transformer {
                  const Attention& attention);
   void gen_layer(Arena& arena, int layer, MutView x, const UndCache& und, View cos, View sin,
                  Attention& attention);
+  struct Text;
+  Text start_text(Arena& arena, std::span<const int64_t> ids);
+  void und_layer(Arena& arena, int layer, Text& text, Attention& attention);
+  // The weights of a layer, in place for the calls that follow.
+  const TowerLayer& layer_of(Tower tower, int layer);
   Norm norm() const;
 
   Backend& backend_;
   TransformerConfig config_;
   DType dtype_;
   std::unique_ptr<TransformerWeights> weights_;
+  std::array<LayerStream*, 2> streams_{};  // by tower
   Probe probe_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "base/rng.h"
 #include "dist/communicator.h"
 #include "io/checkpoint.h"
@@ -69,6 +70,20 @@ View slice_of(const View& whole, Split split, const Shard& shard) {
   return whole.slice(dim, shard.index * size, size);
 }
 
+constexpr size_t kBlockAlignment = 256;  // as an arena promises
+
+// The next room of a block on its write or read side; the read side comes last and moves on.
+MutView take(WeightBlock& block, const Shape& shape, DType dtype, bool read) {
+  const auto bytes = static_cast<size_t>(shape.numel() * size_of(dtype));
+  const size_t padded = (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  require(block.used + padded <= block.capacity, "weights: a block of ", block.capacity, " bytes has no room for ",
+          shape, " behind ", block.used);
+  const MutView room = read ? make_mut_view(block.read + block.used, shape, dtype, block.read_device)
+                            : make_mut_view(block.write + block.used, shape, dtype, block.write_device);
+  if (read) block.used += padded;
+  return room;
+}
+
 // Calls fn(name, shape, split) for every tensor in the order of the list.
 template <typename Fn>
 class Lister final : public WeightVisitor {
@@ -102,8 +117,10 @@ std::vector<ListedTensor> list_tensors(const VisitFunction& visit) {
 
 class WeightLoader final : public WeightVisitor {
  public:
-  WeightLoader(Backend& backend, Safetensors files, WeightStore& store, const LoadOptions& options)
-      : backend_(backend), store_(store), options_(options) {
+  // Into memory of its own, or into `block`, which must outlive the views.
+  WeightLoader(Backend& backend, Safetensors files, WeightStore& store, const LoadOptions& options,
+               WeightBlock* block = nullptr)
+      : backend_(backend), store_(store), options_(options), block_(block) {
     store_.files_ = std::move(files);
   }
 
@@ -143,7 +160,7 @@ class WeightLoader final : public WeightVisitor {
   std::vector<View> place(const std::vector<View>& parts) {
     std::vector<View> placed;
     // A slice of a changed copy is copied once more: the rest of it need not stay in memory.
-    const bool in_place = backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
+    const bool in_place = block_ == nullptr && backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
                           (adapted_.empty() || options_.shard.count == 1);
     int64_t rows = 0;
     for (const View& part : parts) {
@@ -161,26 +178,39 @@ class WeightLoader final : public WeightVisitor {
     const DType dtype = options_.dtype.value_or(parts.front().dtype);
     Shape shape = parts.front().shape;
     if (shape.rank() > 0) shape[0] = rows;
-    Tensor whole = backend_.allocate_tensor(shape, dtype);
+    const Room whole = make_room(shape, dtype);
     int64_t row = 0;
     for (const View& part : parts) {
       const int64_t count = part.rank() > 0 ? part.dim(0) : 1;
-      MutView to = part.rank() > 0 ? whole.view.slice(0, row, count) : whole.view;
-      move(to, part);
-      placed.push_back(to);
+      const auto of = [&](MutView x) { return part.rank() > 0 ? x.slice(0, row, count) : x; };
+      move(of(whole.write), part);
+      placed.push_back(of(whole.read));
       row += count;
     }
-    if (backend_.fuses_weights()) placed = {whole.view};
-    store_.buffers_.push_back(std::move(whole.buffer));
+    if (backend_.fuses_weights()) placed = {whole.read};
     adapted_.clear();
     return placed;
   }
 
+  struct Room {
+    MutView write, read;
+  };
+  Room make_room(Shape shape, DType dtype) {
+    if (block_ != nullptr) return {take(*block_, shape, dtype, false), take(*block_, shape, dtype, true)};
+    Tensor whole = backend_.allocate_tensor(shape, dtype);
+    store_.buffers_.push_back(std::move(whole.buffer));
+    return {whole.view, whole.view};
+  }
+
   void move(MutView to, const View& part) {
-    if (part.contiguous() && part.dtype == to.dtype && Safetensors::aligned(part)) {
-      backend_.upload(to, part);
+    const bool is_plain = part.contiguous() && part.dtype == to.dtype && Safetensors::aligned(part);
+    // The backend serves one thread; blocks in host memory may be filled by several.
+    if (block_ != nullptr && block_->write != block_->read) {
+      if (is_plain) std::memcpy(to.mut(), part.data, static_cast<size_t>(part.bytes()));
+      else convert(to, part);
       return;
     }
+    if (is_plain) return backend_.upload(to, part);
     Tensor host = allocate_host_tensor(part.shape, to.dtype);
     convert(host.view, part);
     backend_.upload(to, host.view);
@@ -214,6 +244,11 @@ class WeightLoader final : public WeightVisitor {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t start = strided ? r * part.stride(0) : r * width;
       const auto* from = static_cast<const std::byte*>(part.data) + start * size_of(part.dtype);
+      if (part.dtype == to.dtype) {
+        const int64_t bytes = width * size_of(to.dtype);
+        std::memcpy(to.as<std::byte>() + r * bytes, from, static_cast<size_t>(bytes));
+        continue;
+      }
       for (int64_t c = 0; c < width; ++c) {
         const float value = element(from + c * size_of(part.dtype), part.dtype);
         if (to.dtype == DType::f32) to.as<float>()[r * width + c] = value;
@@ -225,6 +260,7 @@ class WeightLoader final : public WeightVisitor {
   Backend& backend_;
   WeightStore& store_;
   const LoadOptions& options_;
+  WeightBlock* block_;
   std::vector<Buffer> adapted_;  // of the parts that are being placed
 };
 
@@ -238,20 +274,31 @@ namespace {
 
 // As check_finite(), of what one rank holds: it reads nothing else.
 void check_slices(const Safetensors& files, const VisitFunction& visit, const Shard& shard) {
-  FaultList faults;
+  struct Slice {
+    std::string stored;
+    View view;
+    std::string fault;
+  };
+  std::vector<Slice> slices;
   Lister lister([&](const std::string& name, Shape, Split split) {
     const std::string stored = WeightLoader::stored_name(files, name);
-    const View slice = slice_of(files.view(stored), split, shard);
-    const int64_t pieces = slice.contiguous() ? 1 : slice.dim(0);
-    for (int64_t i = 0; i < pieces; ++i) {
-      const auto fault = first_non_finite(slice.contiguous() ? slice : slice.select(0, i));
-      if (!fault) continue;
-      faults.add("not finite", stored, " in ", files.find(stored)->file, " holds ", *fault, " of slice ",
-                 shard.index, " of ", shard.count, pieces > 1 ? concat(", row ", i) : "");
-      break;
-    }
+    slices.push_back({stored, slice_of(files.view(stored), split, shard), ""});
   });
   visit(lister);
+  parallel_for(static_cast<int64_t>(slices.size()), [&](int64_t at) {
+    Slice& slice = slices[static_cast<size_t>(at)];
+    const int64_t pieces = slice.view.contiguous() ? 1 : slice.view.dim(0);
+    for (int64_t i = 0; i < pieces && slice.fault.empty(); ++i) {
+      const auto fault = first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
+      if (fault) slice.fault = pieces > 1 ? concat(*fault, " of row ", i) : *fault;
+    }
+  });
+  FaultList faults;
+  for (const Slice& slice : slices) {
+    if (slice.fault.empty()) continue;
+    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ", slice.fault, " of slice ",
+               shard.index, " of ", shard.count);
+  }
   faults.raise(ErrorKind::numeric, files.origin().string());
 }
 
@@ -276,6 +323,60 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
   WeightLoader loader(backend, std::move(files), store, options);
   visit(loader);
   return store;
+}
+
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
+                WeightBlock& block) {
+  WeightStore store;
+  WeightLoader loader(backend, files, store, options, &block);
+  visit(loader);
+}
+
+DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name) {
+  return options.dtype.value_or(files.view(WeightLoader::stored_name(files, name)).dtype);
+}
+
+namespace {
+
+class BlockSizer final : public WeightVisitor {
+ public:
+  BlockSizer(const std::function<DType(const std::string&)>& dtype_of, const Shard& shard)
+      : dtype_of_(dtype_of), shard_(shard) {}
+  int64_t bytes() const { return bytes_; }
+
+  void tensor(View&, const std::string& name, Shape shape, Split split) override {
+    add(cut(shape, split, shard_, name).numel(), name);
+  }
+  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out, int64_t in,
+              Split split, bool has_bias) override {
+    int64_t weights = 0, biases = 0;
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      const Shape shape = cut({out[i], in}, split, shard_, prefixes[i]);
+      weights += shape.numel();
+      biases += split == Split::rows ? shape[0] : out[i];
+    }
+    add(weights, prefixes.front() + ".weight");
+    if (has_bias) add(biases, prefixes.front() + ".bias");
+  }
+
+ private:
+  void add(int64_t count, const std::string& name) {
+    constexpr auto kStep = static_cast<int64_t>(kBlockAlignment);
+    bytes_ += (count * size_of(dtype_of_(name)) + kStep - 1) / kStep * kStep;
+  }
+
+  const std::function<DType(const std::string&)>& dtype_of_;
+  Shard shard_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string&)>& dtype_of,
+                    const Shard& shard) {
+  BlockSizer sizer(dtype_of, shard);
+  visit(sizer);
+  return sizer.bytes();
 }
 
 WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
@@ -322,27 +423,35 @@ class Placer final : public WeightVisitor {
 };
 }  // namespace
 
-class RandomWeights final : public WeightVisitor {
- public:
-  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed, const Shard& shard)
-      : backend_(backend),
-        store_(store),
-        dtype_(dtype),
-        shard_(shard),
-        noise_(backend.allocate_tensor({kNoise}, dtype)) {
-    std::vector<float> values(kNoise);
-    NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
-    Tensor staged = backend.allocate_tensor({kNoise}, DType::f32);
-    backend.upload(staged.view, make_view(values.data(), {kNoise}, DType::f32));
-    backend.lincomb(noise_.view, {{kDeviation, staged.view}});
-  }
+bool RandomCuts::is_ones(std::string_view name) {
+  return name.find("norm") != std::string_view::npos || name.ends_with("gamma");
+}
 
-  void tensor(View& slot, const std::string& name, Shape shape, Split split) override {
-    const bool ones = name.find("norm") != std::string::npos || name.ends_with("gamma");
-    slot = place({{shape, split, name}}, ones).front();
+std::vector<float> RandomCuts::normals(uint64_t seed) {
+  std::vector<float> values(kBlock);
+  NormalGenerator(RngKind::cuda, static_cast<int64_t>(seed)).fill(values);
+  return values;
+}
+
+void RandomCuts::next(int64_t count, const std::function<void(int64_t, int64_t, int64_t)>& piece) {
+  for (int64_t at = 0; at < count;) {
+    const int64_t size = std::min(kBlock - next_, count - at);
+    piece(at, next_, size);
+    at += size;
+    next_ = (next_ + size + 8 * 1013) % kBlock / 8 * 8;
+  }
+}
+
+namespace {
+
+// This rank's slices of random tensors. What lies where and what writes it is the heirs' matter.
+class RandomSlices : public WeightVisitor {
+ public:
+  void tensor(View& slot, const std::string& name, Shape shape, Split split) final {
+    slot = place({{shape, split, name}}, RandomCuts::is_ones(name)).front();
   }
   void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
-              int64_t in, Split split, bool has_bias) override {
+              int64_t in, Split split, bool has_bias) final {
     std::vector<Part> weights, biases;
     for (size_t i = 0; i < prefixes.size(); ++i) {
       weights.push_back({{out[i], in}, split, prefixes[i]});
@@ -353,67 +462,96 @@ class RandomWeights final : public WeightVisitor {
     slot.reduce = split == Split::columns && shard_.count > 1 ? shard_.group : nullptr;
   }
 
- private:
-  // A block of normals that all tensors are cut from, each at another offset.
-  static constexpr int64_t kNoise = int64_t{1} << 22;
-  static constexpr float kDeviation = 0.02f;
+ protected:
+  RandomSlices(const Backend& backend, const Shard& shard) : fuses_(backend.fuses_weights()), shard_(shard) {}
 
+  struct Room {
+    MutView write, read;  // `write` is empty where nothing is written
+  };
+  virtual Room make_room(const Shape& shape) = 0;
+  // Of a whole tensor while its slice is taken.
+  virtual Tensor make_scratch(const Shape& shape) = 0;
+  virtual void fill_ones(MutView out) = 0;
+  virtual void copy(MutView out, View x) = 0;
+
+  Tensor noise_;  // [RandomCuts::kBlock] where the heir copies from
+
+ private:
   struct Part {
     Shape shape;  // whole
     Split split;
     std::string name;
   };
 
-  // This rank's slices in one buffer; as one view when the backend fuses weights.
+  // One after the other in one room; as one view when the backend fuses weights.
   std::vector<View> place(const std::vector<Part>& parts, bool ones) {
     std::vector<Shape> shapes;
-    Shape all = cut(parts.front().shape, parts.front().split, shard_, parts.front().name);
     int64_t rows = 0;
     for (const Part& part : parts) {
       shapes.push_back(cut(part.shape, part.split, shard_, part.name));
       rows += shapes.back()[0];
     }
+    Shape all = shapes.front();
     all[0] = rows;
-    Tensor tensor = backend_.allocate_tensor(all, dtype_);
-    store_.bytes_ += tensor.view.bytes();
+    const Room room = make_room(all);
     std::vector<View> placed;
     int64_t row = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
-      const MutView to = tensor.view.slice(0, row, shapes[i][0]);
+      if (room.write) write(room.write.slice(0, row, shapes[i][0]), parts[i], ones);
+      placed.push_back(room.read.slice(0, row, shapes[i][0]));
       row += shapes[i][0];
-      placed.push_back(to);
-      if (ones) {
-        backend_.fill(to, 1.0f);
-      } else if (shapes[i] == parts[i].shape) {
-        draw(to);
-      } else {
-        const Tensor whole = backend_.allocate_tensor(parts[i].shape, dtype_);
-        draw(whole.view);
-        backend_.copy(to, slice_of(whole.view, parts[i].split, shard_));
-      }
     }
-    store_.buffers_.push_back(std::move(tensor.buffer));
-    if (backend_.fuses_weights()) return {tensor.view};
+    if (fuses_) return {room.read};
     return placed;
   }
 
-  void draw(MutView out) {
-    const int64_t count = out.numel();
-    const MutView flat = out.reshape({count});
-    for (int64_t at = 0; at < count;) {
-      const int64_t take = std::min(kNoise - next_, count - at);
-      backend_.copy(flat.slice(0, at, take), noise_.view.slice(0, next_, take));
-      at += take;
-      next_ = (next_ + take + 8 * 1013) % kNoise / 8 * 8;
-    }
+  void write(MutView out, const Part& part, bool ones) {
+    if (ones) return fill_ones(out);
+    if (out.shape == part.shape) return draw(out);
+    const Tensor whole = make_scratch(part.shape);
+    draw(whole.view);
+    copy(out, slice_of(whole.view, part.split, shard_));
   }
+
+  void draw(MutView out) {
+    const MutView flat = out.reshape({out.numel()});
+    cuts_.next(out.numel(), [&](int64_t at, int64_t from, int64_t count) {
+      copy(flat.slice(0, at, count), noise_.view.slice(0, from, count));
+    });
+  }
+
+  bool fuses_;
+  Shard shard_;
+  RandomCuts cuts_;
+};
+
+}  // namespace
+
+class RandomWeights final : public RandomSlices {
+ public:
+  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed, const Shard& shard)
+      : RandomSlices(backend, shard), backend_(backend), store_(store), dtype_(dtype) {
+    const std::vector<float> values = RandomCuts::normals(seed);
+    noise_ = backend.allocate_tensor({RandomCuts::kBlock}, dtype);
+    const Tensor staged = backend.allocate_tensor({RandomCuts::kBlock}, DType::f32);
+    backend.upload(staged.view, make_view(values.data(), staged.view.shape, DType::f32));
+    backend.lincomb(noise_.view, {{RandomCuts::kDeviation, staged.view}});
+  }
+
+ private:
+  Room make_room(const Shape& shape) override {
+    Tensor tensor = backend_.allocate_tensor(shape, dtype_);
+    store_.bytes_ += tensor.view.bytes();
+    store_.buffers_.push_back(std::move(tensor.buffer));
+    return {tensor.view, tensor.view};
+  }
+  Tensor make_scratch(const Shape& shape) override { return backend_.allocate_tensor(shape, dtype_); }
+  void fill_ones(MutView out) override { backend_.fill(out, 1.0f); }
+  void copy(MutView out, View x) override { backend_.copy(out, x); }
 
   Backend& backend_;
   WeightStore& store_;
   DType dtype_;
-  Shard shard_;
-  Tensor noise_;
-  int64_t next_ = 0;
 };
 
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
@@ -422,6 +560,53 @@ WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType d
   RandomWeights visitor(backend, store, dtype, seed, shard);
   visit(visitor);
   return store;
+}
+
+namespace {
+
+class RandomBlock final : public RandomSlices {
+ public:
+  RandomBlock(const Backend& backend, DType dtype, uint64_t seed, const Shard& shard, WeightBlock& block)
+      : RandomSlices(backend, shard), dtype_(dtype), block_(block) {
+    if (block.write == nullptr) return;
+    const std::vector<float> normals = RandomCuts::normals(seed);
+    noise_ = allocate_host_tensor({RandomCuts::kBlock}, dtype);
+    for (size_t i = 0; i < normals.size(); ++i) store(noise_.view, static_cast<int64_t>(i), RandomCuts::kDeviation * normals[i]);
+  }
+
+ private:
+  Room make_room(const Shape& shape) override {
+    const MutView write = block_.write != nullptr ? take(block_, shape, dtype_, false) : MutView{};
+    return {write, take(block_, shape, dtype_, true)};
+  }
+  Tensor make_scratch(const Shape& shape) override { return allocate_host_tensor(shape, dtype_); }
+  void fill_ones(MutView out) override {
+    for (int64_t i = 0; i < out.numel(); ++i) store(out, i, 1.0f);
+  }
+  // Rows lie together, of a slice of columns each by itself.
+  void copy(MutView out, View x) override {
+    const int64_t pieces = x.contiguous() ? 1 : x.dim(0), bytes = out.bytes() / pieces;
+    for (int64_t i = 0; i < pieces; ++i) {
+      std::memcpy(out.as<std::byte>() + i * bytes, x.as<std::byte>() + i * x.stride(0) * size_of(dtype_),
+                  static_cast<size_t>(bytes));
+    }
+  }
+
+  void store(const MutView& to, int64_t i, float value) const {
+    if (dtype_ == DType::f32) to.as<float>()[i] = value;
+    else to.as<bf16>()[i] = to_bf16(value);
+  }
+
+  DType dtype_;
+  WeightBlock& block_;
+};
+
+}  // namespace
+
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, const Shard& shard,
+                  WeightBlock& block) {
+  RandomBlock visitor(backend, dtype, seed, shard, block);
+  visit(visitor);
 }
 
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard) {

@@ -94,15 +94,57 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
 WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
                          const LoadOptions& options);
 
+// Memory that weights are laid into one after another, each at a multiple of 256 bytes. What is written
+// at `write` is read at `read`, the same places of two blocks, or of one.
+struct WeightBlock {
+  std::byte* write = nullptr;
+  std::byte* read = nullptr;
+  DeviceKind write_device = DeviceKind::cpu, read_device = DeviceKind::cpu;
+  size_t capacity = 0;
+  size_t used = 0;
+};
+
+// As fill_weights(), into `block`; nothing else holds the weights. The block lies on this backend, or
+// its `write` side in host memory, which is then filled by the calling thread.
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
+                WeightBlock& block);
+
+// Bytes that fill_block() lays out. `dtype_of` says how a tensor is held.
+int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string& name)>& dtype_of,
+                    const Shard& shard);
+// The type a tensor of these files is held in.
+DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name);
+
 // Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a rank
 // would hold. For dry runs.
 int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
 
-// Random weights in place of files, made on the backend: vectors named like norms are 1, the rest is
-// pseudo-random with a standard deviation that keeps activations of order one. A rank's slice has the values
-// that the whole has there. For benchmarks.
+// The values of random weights: vectors named like norms are 1, all others are cut from one block of
+// normals, each at another offset, with a deviation that keeps activations of order one.
+class RandomCuts {
+ public:
+  static constexpr int64_t kBlock = int64_t{1} << 22;
+  static constexpr float kDeviation = 0.02f;
+  static bool is_ones(std::string_view name);
+  // kBlock standard normals.
+  static std::vector<float> normals(uint64_t seed);
+  // Calls piece(at, from, count) for each run of a tensor's `count` values, elements [from, from + count)
+  // of the block.
+  void next(int64_t count, const std::function<void(int64_t at, int64_t from, int64_t count)>& piece);
+
+ private:
+  int64_t next_ = 0;
+};
+
+// Random weights in place of files, made on the backend. A rank's slice has the values that the whole has there. For
+// benchmarks.
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
                            const Shard& shard = {});
+
+// As random_weights(), into a block whose `write` side lies in host memory; without one the slots are
+// set and nothing is written.
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, const Shard& shard,
+                  WeightBlock& block);
 
 struct ListedTensor {
   std::string name;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 
 #include "base/error.h"
@@ -680,6 +681,50 @@ TEST_F(Device, TransfersOfManyChunks) {
   EXPECT_EQ(wrong, 0);
 }
 
+// Layers that take turns: two places, the next layer on its way while this one is used.
+TEST_F(Device, UploadsBesideCallsKeepTheirOrder) {
+  constexpr int64_t kCount = int64_t{8} << 20;
+  constexpr int kLayers = 5, kTurns = 4;
+  std::vector<Buffer> hosts;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    hosts.push_back(gpu().allocate_pinned(size_t(kCount) * 4));
+    std::fill_n(static_cast<float*>(hosts.back().data()), kCount, float(layer + 1));
+  }
+  const Tensor places[2] = {gpu().allocate_tensor({kCount}, DType::f32),
+                            gpu().allocate_tensor({kCount}, DType::f32)};
+  const int lanes[2] = {gpu().make_lane(), gpu().make_lane()};
+  const Twin sum({kCount}, DType::f32);
+  gpu().fill(sum.device(), 0);
+  const auto bring = [&](int turn) {
+    const View host = make_view(hosts[size_t(turn % kLayers)].data(), {kCount}, DType::f32);
+    gpu().upload_beside(lanes[turn % 2], places[turn % 2].view, host);
+  };
+  double want = 0;
+  bring(0);
+  for (int turn = 0; turn < kTurns * kLayers; ++turn) {
+    gpu().await_upload(lanes[turn % 2]);
+    bring(turn + 1);
+    // Reads the place many times: a copy that came too early would show.
+    for (int i = 0; i < 8; ++i) {
+      gpu().lincomb(sum.device(), {{1.0f, sum.device()}, {1.0f, places[turn % 2].view}});
+      want += turn % kLayers + 1;
+    }
+  }
+  expect_close(sum, reference::Values(size_t(kCount), want), 0);
+}
+
+TEST_F(Device, MemoryIsCounted) {
+  const MemoryState before = gpu().memory();
+  EXPECT_GT(before.total, before.free);
+  const size_t more = size_t(before.peak) + (size_t{64} << 20);
+  {
+    const Buffer buffer = gpu().allocate(more);
+    EXPECT_GE(gpu().memory().peak, int64_t(more));
+    EXPECT_LE(gpu().memory().free, before.free);
+  }
+  EXPECT_GE(gpu().memory().peak, int64_t(more));
+}
+
 TEST_F(Device, ReplayRunsTheStepAgainOnNewInputs) {
   const std::vector<int64_t> ids{3, 1, 2, 0};
   const Twin table = random({4, 64}, DType::bf16), w = random({64, 64}, DType::bf16);
@@ -704,6 +749,28 @@ TEST_F(Device, ReplayRunsTheStepAgainOnNewInputs) {
     expect_close(out, reference::linear(fresh.host(), w.host(), options), kRounded);
   }
   EXPECT_EQ(calls, 2);  // once as it is, once recorded
+}
+
+// Events around the parts of a recording would tell nothing.
+TEST_F(Device, StepsThatATimelineWatchesRunAsTheyAre) {
+  const Twin x = random({8}, DType::f32);
+  int calls = 0;
+  const auto step = [&] {
+    ++calls;
+    gpu().fill(x.device(), 2.0f);
+  };
+  const std::unique_ptr<Timeline> timeline = cuda::make_timeline(gpu());
+  gpu().set_observer(timeline.get());
+  for (int turn = 0; turn < 3; ++turn) gpu().replay("watched step", step);
+  gpu().set_observer(nullptr);
+  EXPECT_EQ(calls, 3);
+  const std::vector<Timeline::Span> spans = timeline->spans();
+  ASSERT_EQ(spans.size(), 3u);
+  for (const Timeline::Span& span : spans) {
+    EXPECT_EQ(span.name, "fill");
+    EXPECT_EQ(span.lane, "compute");
+    EXPECT_LE(span.begin_ms, span.end_ms);
+  }
 }
 
 TEST_F(Device, ReplayRefusesWhatTouchesTheHost) {

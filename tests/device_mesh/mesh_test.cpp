@@ -333,8 +333,10 @@ void expect_one_device_output(const Model& model, DType dtype, const dist::MakeW
 }
 
 dist::MakeWeights random_of(DType dtype) {
-  return [dtype](Backend& to, const VisitFunction& visit, const Shard& shard) {
-    return random_weights(to, visit, dtype, 7, shard);
+  return [dtype](Transformer& model, const Shard& shard) {
+    dist::RankWeights held;
+    held.store = random_weights(model.backend(), dist::both_towers(model), dtype, 7, shard);
+    return held;
   };
 }
 
@@ -351,6 +353,7 @@ TEST_F(DeviceMesh, RandomModelGivesTheOneDeviceOutputInBf16) {
 }
 
 // The checkpoint of the repository; ORRERY_SOURCE_DIR says where it is when the tests have moved.
+// Layers stay on the device, or take turns there.
 TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
   const char* moved = std::getenv("ORRERY_SOURCE_DIR");
   const std::filesystem::path folder =
@@ -358,19 +361,19 @@ TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
       "models/cosmos3-pico/transformer";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   Model model;
-  model.name = "pico";
   model.config = TransformerConfig::from_json(Json::load(folder / "config.json"));
   const int64_t p = model.config.latent_patch_size;
   model.inputs = dist::random_inputs(model.config, 37, 5, 15 * p - p / 2, 17 * p);
   for (DType dtype : {DType::f32, DType::bf16}) {
-    expect_one_device_output(
-        model, dtype, [&](Backend& to, const VisitFunction& visit, const Shard& shard) {
-          LoadOptions options;
-          options.ignored = Transformer::is_unused;
-          options.dtype = dtype;
-          options.shard = shard;
-          return load_weights(to, Safetensors::open_folder(folder), visit, options);
-        });
+    for (bool streams : {false, true}) {
+      model.name = streams ? "pico, layers in turns" : "pico";
+      dist::StoredOptions how;
+      how.streams = streams;
+      how.dtype = dtype;
+      expect_one_device_output(model, dtype, [&](Transformer& of_rank, const Shard& shard) {
+        return dist::stored_weights(Safetensors::open_folder(folder), of_rank, shard, how);
+      });
+    }
   }
 }
 

@@ -3,12 +3,16 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attention/attention.h"
 #include "dist/world.h"
+#include "model/layer_stream.h"
 #include "model/transformer.h"
 
 namespace orrery::dist {
@@ -58,9 +62,58 @@ struct MeshOutputs {
   int64_t weight_bytes = 0;
 };
 
-// Fills the slots of a network with a rank's slices.
-using MakeWeights =
-    std::function<WeightStore(Backend& backend, const VisitFunction& visit, const Shard& shard)>;
+// What keeps a rank's slices of a model.
+struct RankWeights {
+  WeightStore store;
+  std::unique_ptr<LayerStream> und, gen;  // null: that tower's layers are in the store
+  int64_t device_bytes() const {
+    return store.bytes() + (und ? und->device_bytes() : 0) + (gen ? gen->device_bytes() : 0);
+  }
+};
+
+using MakeWeights = std::function<RankWeights(Transformer& model, const Shard& shard)>;
+
+inline VisitFunction both_towers(Transformer& model) {
+  return [&model](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); };
+}
+
+// How one rank gets the stored weights.
+struct StoredOptions {
+  // Layers take turns: the text tower's from the files, the generation's from copies.
+  bool streams = false;
+  std::optional<DType> dtype = {};  // of LoadOptions, as the next
+  std::function<Tensor(const std::string& name, const View& stored)> adapt = {};
+};
+
+inline RankWeights stored_weights(const Safetensors& files, Transformer& model, const Shard& shard,
+                                  const StoredOptions& how) {
+  Backend& backend = model.backend();
+  LoadOptions options;
+  // A configuration may have fewer layers than the files.
+  options.ignored = [](std::string_view name) {
+    return Transformer::is_unused(name) || name.starts_with("layers.");
+  };
+  options.dtype = how.dtype;
+  options.shard = shard;
+  options.adapt = how.adapt;
+  check_weights(files, both_towers(model), options);
+  RankWeights held;
+  if (!how.streams) {
+    held.store = fill_weights(backend, files, both_towers(model), options);
+    return held;
+  }
+  const VisitFunction ends = [&](WeightVisitor& v) {
+    model.visit_ends(Tower::und, v), model.visit_ends(Tower::gen, v);
+  };
+  held.store = fill_weights(backend, files, ends, options);
+  const auto layer_of = [&model](Tower tower) {
+    return [&model, tower](int i, WeightVisitor& v) { model.visit_layer(tower, i, v); };
+  };
+  const auto layers = static_cast<int>(model.config().num_hidden_layers);
+  held.und = LayerStream::mapped(backend, layers, layer_of(Tower::und), files, options);
+  held.gen = LayerStream::pinned(backend, layers, layer_of(Tower::gen), files, options);
+  return held;
+}
 
 // The prompt once, then `steps` evaluations with activations of `dtype`.
 inline MeshOutputs evaluate(Backend& backend, DType dtype, const MakeWeights& weights,
@@ -69,9 +122,9 @@ inline MeshOutputs evaluate(Backend& backend, DType dtype, const MakeWeights& we
                             const MeshGroups& groups) {
   Arena arena(backend.allocate(size_t{256} << 20));
   Transformer model(backend, config, dtype);
-  const WeightStore store =
-      weights(backend, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); },
-              {groups.place().tp, groups.mesh.tp, groups.tp.get()});
+  const RankWeights held = weights(model, {groups.place().tp, groups.mesh.tp, groups.tp.get()});
+  model.set_stream(Tower::und, held.und.get());
+  model.set_stream(Tower::gen, held.gen.get());
 
   const auto device = [&](const std::vector<float>& values, Shape shape) {
     Tensor tensor = backend.allocate_tensor(shape, DType::f32);
@@ -114,7 +167,7 @@ inline MeshOutputs evaluate(Backend& backend, DType dtype, const MakeWeights& we
   const UndCache und = model.prefill(arena, inputs.ids, attention);
   const GenRope rope = model.make_rope(positions, attention);
   MeshOutputs result;
-  result.weight_bytes = store.bytes();
+  result.weight_bytes = held.device_bytes();
   for (int step = 0; step < steps; ++step) {
     attention.begin_step(step, steps);
     model.velocity(arena, out, in, und, rope, attention);

@@ -271,7 +271,8 @@ TEST(MeshRandom, PartsGiveTheOutputOfTheWhole) {
                                      0,
                                      0};
   const AttentionStrategy strategy = AttentionStrategy::dense(inventory);
-  const MeshOutputs one = dist::one_rank(checkpoint.open(), config, inputs, strategy, 1, "reference");
+  const MeshOutputs one =
+      dist::one_rank(checkpoint.open(), config, inputs, strategy, 1, "reference");
   for (const Mesh& mesh : {Mesh{1, 2, 1}, Mesh{2, 1, 1}, Mesh{2, 2, 1}}) {
     const auto whole =
         dist::many_ranks(checkpoint.open(), config, inputs, strategy, 1, "reference", mesh);
@@ -290,8 +291,10 @@ TEST(MeshRandom, RandomWeightsAreTheSameOnEveryMesh) {
   const MeshInputs inputs = dist::random_inputs(config, 5, 1, 8, 8);
   const AttentionStrategy strategy = AttentionStrategy::dense(
       {static_cast<int>(config.num_hidden_layers), {}, "transformer", 0, 0});
-  const auto weights = [](Backend& to, const VisitFunction& visit, const Shard& shard) {
-    return random_weights(to, visit, DType::f32, 3, shard);
+  const auto weights = [](Transformer& model, const Shard& shard) {
+    dist::RankWeights held;
+    held.store = random_weights(model.backend(), dist::both_towers(model), DType::f32, 3, shard);
+    return held;
   };
   const auto run = [&](const MeshGroups& groups) {
     const auto backend = cpu::make_cpu_backend({.num_threads = 1, .linear = "reference"});

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 #include "base/json.h"
 #include "io/safetensors.h"
@@ -274,6 +275,38 @@ TEST_F(Cli, InspectsAndPlans) {
   const e2e::Outcome planned = e2e::run({"plan", e2e::pico(), "--height", "256", "--width", "256", "--num-frames", "33", "--json"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_EQ(Json::parse(planned.out, "plan").at("generation_tokens").as_int(), 9 * 8 * 8);
+}
+
+// Where there is nothing to offload, the flag is no error.
+TEST_F(Cli, OffloadSaysThatTheCpuHasNothingToDo) {
+  const e2e::Outcome outcome = e2e::run(with(small_clip(file("clip.mp4")), {"--offload", "layer"}));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("offload layer has nothing to do on the CPU"), std::string::npos) << outcome.err;
+  const e2e::Outcome wrong = e2e::run(with(small_clip(file("b.mp4")), {"--offload", "disk"}));
+  EXPECT_EQ(wrong.status, 2);
+}
+
+// One object a line, the same keys in each.
+TEST_F(Cli, BenchPrintsTheSameKeys) {
+  const e2e::Outcome outcome =
+      e2e::run({"bench", "attention", "--query-tokens", "100", "--key-tokens", "130", "--heads", "4", "--kv-heads", "2",
+                "--head-dim", "16"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const std::vector<std::string> keys{"bench", "case",  "device", "driver", "commit",     "date", "command",
+                                      "value", "unit", "floor",  "peer",   "peer_value", "ratio"};
+  std::istringstream lines(outcome.out);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    const Json object = Json::parse(line, "line");
+    std::vector<std::string> found;
+    for (const auto& [key, value] : object.members()) found.push_back(key);
+    EXPECT_EQ(found, keys);
+    EXPECT_GT(object.at("value").as_double(), 0);
+  }
+  EXPECT_EQ(count, 5);  // dense and block-sparse by two implementations each, and the selection
+  const e2e::Outcome nothing = e2e::run({"bench", "load"});
+  EXPECT_EQ(nothing.status, 2);
+  EXPECT_NE(nothing.err.find("--model"), std::string::npos) << nothing.err;
 }
 
 }  // namespace

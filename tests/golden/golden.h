@@ -27,12 +27,13 @@ inline std::filesystem::path model_directory() {
   return std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
 }
 
-// Where the networks run: ORRERY_TEST_DEVICE (cpu) and ORRERY_TEST_DTYPE (fp32).
+// Where the networks run: ORRERY_TEST_DEVICE (cpu), ORRERY_TEST_DTYPE (fp32) and ORRERY_TEST_OFFLOAD (none).
 inline EngineOptions engine_options() {
   EngineOptions options;
   if (const char* device = std::getenv("ORRERY_TEST_DEVICE"); device && *device) options.device = device;
   const char* dtype = std::getenv("ORRERY_TEST_DTYPE");
   options.dtype = dtype && *dtype ? dtype : "fp32";
+  if (const char* offload = std::getenv("ORRERY_TEST_OFFLOAD"); offload && *offload) options.offload = offload;
   return options;
 }
 

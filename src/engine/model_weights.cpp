@@ -1,0 +1,200 @@
+#include "engine/model_weights.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+
+namespace orrery {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
+
+}  // namespace
+
+Offload offload_of(const std::string& name, DeviceKind device) {
+  require(name == "none" || name == "model" || name == "layer", "offload \"", name,
+          "\" is not known; it is none, model or layer");
+  if (device == DeviceKind::cpu || name == "none") return Offload::none;
+  return name == "model" ? Offload::model : Offload::layer;
+}
+
+PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,
+                     Vae& vae, const DTypeOf& vae_dtype) {
+  const auto bytes = [&](const VisitFunction& visit) {
+    return block_bytes(visit, transformer_dtype, shard);
+  };
+  PartSizes sizes;
+  sizes.num_layers = static_cast<int>(transformer.config().num_hidden_layers);
+  const auto tower = [&](Tower which, int64_t& all, int64_t& ends, int64_t& layer) {
+    all = ends = bytes([&](WeightVisitor& v) { transformer.visit_ends(which, v); });
+    for (int i = 0; i < sizes.num_layers; ++i) {
+      const int64_t one = bytes([&](WeightVisitor& v) { transformer.visit_layer(which, i, v); });
+      layer = std::max(layer, one);
+      all += one;
+    }
+  };
+  tower(Tower::und, sizes.text, sizes.text_ends, sizes.text_layer);
+  tower(Tower::gen, sizes.generation, sizes.generation_ends, sizes.generation_layer);
+  sizes.vae = block_bytes([&](WeightVisitor& v) { vae.visit(v); }, vae_dtype, {});
+  return sizes;
+}
+
+int64_t Footprint::most() const { return std::max({resident, prompt, denoise, decode}); }
+
+Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device) {
+  Footprint out;
+  if (device == DeviceKind::cpu) {
+    out.resident = out.prompt = out.denoise = out.decode = sizes.all();
+    return out;
+  }
+  const int64_t turning =
+      sizes.generation_ends + LayerStream::num_places(sizes.num_layers) * sizes.generation_layer;
+  const bool goes = offload == Offload::model;
+  if (offload == Offload::none) out.resident = sizes.generation + sizes.vae;
+  if (offload == Offload::layer) {
+    out.resident = turning + sizes.vae;
+    out.pinned = sizes.generation - sizes.generation_ends;
+  }
+  out.prompt = out.resident + sizes.text_ends + sizes.text_layer;
+  out.denoise = out.resident + (goes ? sizes.generation : 0);
+  out.decode = out.resident + (goes ? sizes.vae : 0);
+  return out;
+}
+
+ModelWeights::ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
+                           const std::filesystem::path& model, Options options)
+    : backend_(backend),
+      transformer_(transformer),
+      vae_(vae),
+      options_(std::move(options)),
+      transformer_files_(Safetensors::open_folder(model / "transformer")),
+      vae_files_(Safetensors::open_folder(model / "vae")) {
+  const VisitFunction both = [&](WeightVisitor& v) {
+    transformer.visit_und(v), transformer.visit_gen(v);
+  };
+  const auto start = Clock::now();
+  adapters_ = std::make_unique<LoraAdapters>(options_.lora, both);
+  check_weights(transformer_files_, both, options_.transformer);
+  check_weights(
+      vae_files_, [&](WeightVisitor& v) { vae.visit(v); }, options_.vae);
+  load_time_.check_seconds = seconds_since(start);
+  if (!adapters_->empty()) {
+    options_.transformer.adapt = [this](const std::string& name, const View& stored) {
+      return adapters_->merged(name, stored);
+    };
+  }
+  sizes_ = part_sizes(
+      transformer,
+      [&](const std::string& name) {
+        return held_type(transformer_files_, options_.transformer, name);
+      },
+      options_.transformer.shard, vae,
+      [&](const std::string& name) { return held_type(vae_files_, options_.vae, name); });
+  footprint_ = footprint_of(sizes_, options_.offload, backend.device());
+  require_room();
+  for (Part part : {Part::text, Part::generation, Part::vae}) {
+    if (stays(part)) load(part);
+  }
+}
+
+ModelWeights::~ModelWeights() {
+  transformer_.set_stream(Tower::und, nullptr);
+  transformer_.set_stream(Tower::gen, nullptr);
+}
+
+void ModelWeights::require_room() const {
+  const MemoryState memory = backend_.memory();
+  if (memory.total == 0) return;
+  const auto most = [&](Offload offload) {
+    return gigabytes(footprint_of(sizes_, offload, backend_.device()).most());
+  };
+  require(footprint_.most() <= memory.free, ErrorKind::out_of_memory, "the weights need ",
+          gigabytes(footprint_.most()), " GB on the device, but ", gigabytes(memory.free), " of ",
+          gigabytes(memory.total), " GB are free; they take ", most(Offload::model),
+          " GB with --offload model and ", most(Offload::layer),
+          " GB with --offload layer, less on several ranks (--tp-degree)");
+  require(footprint_.pinned <= options_.host_memory, ErrorKind::out_of_memory,
+          "--offload layer keeps ", gigabytes(footprint_.pinned),
+          " GB of layers in host memory, but ", gigabytes(options_.host_memory),
+          " GB are available there for this rank; use --offload model");
+}
+
+bool ModelWeights::stays(Part part) const {
+  if (backend_.device() == DeviceKind::cpu) return true;
+  return part != Part::text && options_.offload != Offload::model;
+}
+
+void ModelWeights::bring(Part part) {
+  if (!has(part)) load(part);
+}
+
+void ModelWeights::take_away(Part part) {
+  if (stays(part)) return;
+  Place& place = places_[static_cast<size_t>(part)];
+  if (part != Part::vae)
+    transformer_.set_stream(part == Part::text ? Tower::und : Tower::gen, nullptr);
+  place = {};
+}
+
+LayerStream::VisitLayer ModelWeights::layers_of(Tower tower) {
+  return [this, tower](int i, WeightVisitor& v) { transformer_.visit_layer(tower, i, v); };
+}
+
+WeightStore ModelWeights::fill(const Safetensors& files, const VisitFunction& visit,
+                               const LoadOptions& options) {
+  WeightStore store = fill_weights(backend_, files, visit, options);
+  if (backend_.device() != DeviceKind::cpu) load_time_.bytes += store.bytes();
+  return store;
+}
+
+void ModelWeights::load(Part part) {
+  const auto start = Clock::now();
+  Place& place = places_[static_cast<size_t>(part)];
+  const LoadOptions& of = options_.transformer;
+  const bool in_turns =
+      backend_.device() != DeviceKind::cpu &&
+      (part == Part::text || (part == Part::generation && options_.offload == Offload::layer));
+  if (part == Part::vae) {
+    place.store = fill(
+        vae_files_, [&](WeightVisitor& v) { vae_.visit(v); }, options_.vae);
+  } else {
+    const Tower tower = part == Part::text ? Tower::und : Tower::gen;
+    if (in_turns) {
+      place.store = fill(
+          transformer_files_, [&](WeightVisitor& v) { transformer_.visit_ends(tower, v); }, of);
+      place.layers = part == Part::text
+                         ? LayerStream::mapped(backend_, sizes_.num_layers, layers_of(tower),
+                                               transformer_files_, of)
+                         : LayerStream::pinned(backend_, sizes_.num_layers, layers_of(tower),
+                                               transformer_files_, of);
+      load_time_.bytes += place.layers->host_bytes();
+      transformer_.set_stream(tower, place.layers.get());
+    } else {
+      place.store = fill(
+          transformer_files_,
+          [&](WeightVisitor& v) {
+            tower == Tower::und ? transformer_.visit_und(v) : transformer_.visit_gen(v);
+          },
+          of);
+    }
+  }
+  backend_.synchronize();
+  place.present = true;
+  load_time_.seconds += seconds_since(start);
+}
+
+std::string ModelWeights::notice() const {
+  const std::unique_ptr<LayerStream>& layers =
+      places_[static_cast<size_t>(Part::generation)].layers;
+  return layers ? layers->notice() : "";
+}
+
+}  // namespace orrery

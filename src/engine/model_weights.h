@@ -1,0 +1,124 @@
+// Where the weights of an open model are at each moment (docs/cuda.md, "Weights and offload").
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/layer_stream.h"
+#include "model/lora.h"
+#include "model/transformer.h"
+#include "model/vae.h"
+#include "orrery/engine.h"
+
+namespace orrery {
+
+// On a device the text tower is only ever there while prompts are encoded, a layer at a time.
+// Besides:
+enum class Offload : uint8_t {
+  none,   // generation tower and VAE stay
+  model,  // whichever of the two is in use
+  layer,  // VAE stays; the generation tower's layers take turns (LayerStream)
+};
+// none, model or layer; throws otherwise. The CPU reads weights in the mapping: always none there.
+Offload offload_of(const std::string& name, DeviceKind device);
+
+// Bytes of weights, as one rank holds them.
+struct PartSizes {
+  int64_t text = 0, text_ends = 0,
+          text_layer = 0;  // whole; what is not in layers; the largest layer
+  int64_t generation = 0, generation_ends = 0, generation_layer = 0;
+  int64_t vae = 0;
+  int num_layers = 0;
+  int64_t all() const { return text + generation + vae; }
+};
+using DTypeOf = std::function<DType(const std::string& name)>;
+PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,
+                     Vae& vae, const DTypeOf& vae_dtype);
+
+// Bytes of weights in the memory of the device (on the CPU: the host's).
+struct Footprint {
+  int64_t resident = 0;                         // between requests
+  int64_t prompt = 0, denoise = 0, decode = 0;  // in each phase of one, `resident` included
+  int64_t pinned = 0;                           // host memory beside the mapping
+  int64_t most() const;
+};
+Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);
+
+enum class Part : uint8_t { text, generation, vae };
+
+class ModelWeights {
+ public:
+  struct Options {
+    Offload offload = Offload::none;
+    LoadOptions transformer, vae;
+    std::vector<LoraAdapters::Source> lora;
+    int64_t host_memory = std::numeric_limits<int64_t>::max();  // that layers may be pinned in
+  };
+  // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
+  // stays. The networks and the backend outlive this.
+  ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
+               const std::filesystem::path& model, Options options);
+  ~ModelWeights();
+
+  // Whether a part is in place now.
+  bool has(Part part) const { return places_[static_cast<size_t>(part)].present; }
+  // A part is in place while a Use of it lives. Parts in use at once need room at once.
+  class Use {
+   public:
+    Use(ModelWeights& weights, Part part) : weights_(weights), part_(part) { weights.bring(part); }
+    ~Use() { weights_.take_away(part_); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    ModelWeights& weights_;
+    Part part_;
+  };
+
+  // What has been checked and brought to the device (bytes 0 on the CPU) so far. The layers that
+  // take turns during a step are not counted, those of the text tower are part of the prompt's
+  // time.
+  struct LoadTime {
+    double check_seconds = 0;
+    double seconds = 0;
+    int64_t bytes = 0;
+  };
+  const LoadTime& load_time() const { return load_time_; }
+  const PartSizes& sizes() const { return sizes_; }
+  const Footprint& footprint() const { return footprint_; }
+  // A sentence about what is slower than it should be; empty when nothing is.
+  std::string notice() const;
+
+ private:
+  void bring(Part part);
+  void take_away(Part part);
+  bool stays(Part part) const;
+  void load(Part part);
+  void require_room() const;
+  LayerStream::VisitLayer layers_of(Tower tower);
+  WeightStore fill(const Safetensors& files, const VisitFunction& visit,
+                   const LoadOptions& options);
+
+  Backend& backend_;
+  Transformer& transformer_;
+  Vae& vae_;
+  Options options_;
+  Safetensors transformer_files_, vae_files_;
+  std::unique_ptr<LoraAdapters> adapters_;
+  PartSizes sizes_;
+  Footprint footprint_;
+  LoadTime load_time_;
+  struct Place {
+    WeightStore store;
+    std::unique_ptr<LayerStream> layers;
+    bool present = false;
+  };
+  Place places_[3];  // by part
+};
+
+}  // namespace orrery

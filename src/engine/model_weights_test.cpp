@@ -1,0 +1,75 @@
+// What the weights of the published sizes take on a device in each mode.
+#include "engine/model_weights.h"
+
+#include <gtest/gtest.h>
+
+#include "backend/dry_run.h"
+#include "base/error.h"
+#include "expect_error.h"
+#include "model/presets.h"
+
+namespace orrery {
+namespace {
+
+PartSizes sizes_of(const char* config, const Shard& shard = {}) {
+  const ModelPreset preset = model_preset(config);
+  DryRunBackend dry(DeviceKind::cuda, true);
+  Transformer transformer(dry, TransformerConfig::from_json(preset.transformer), DType::bf16);
+  Vae vae(dry, VaeConfig::from_json(preset.vae), {});
+  const auto bf16 = [](const std::string&) { return DType::bf16; };
+  return part_sizes(transformer, bf16, shard, vae, bf16);
+}
+
+// One layer of Super: (64 + 2 * 8) heads of 128 in, 64 out, three MLP matrices, two norms of the
+// hidden size and two of a head.
+constexpr int64_t kSuperLayer =
+    2 * (5120 * 80 * 128 + 8192 * 5120 + 3 * int64_t{5120} * 25600 + 2 * 5120 + 2 * 128);
+
+TEST(ModelWeights, SizesAreThoseOfTheTensors) {
+  const PartSizes sizes = sizes_of("super");
+  EXPECT_EQ(sizes.generation_layer, kSuperLayer);
+  EXPECT_EQ(sizes.text_layer, kSuperLayer);
+  EXPECT_EQ(sizes.generation - sizes.generation_ends, 64 * kSuperLayer);
+  EXPECT_EQ(sizes.text_ends, 2 * int64_t{151936} * 5120);
+  EXPECT_EQ(sizes.all(), sizes.text + sizes.generation + sizes.vae);
+  // Each of two ranks holds half the matrices; norms stay whole.
+  const PartSizes half = sizes_of("super", {0, 2, nullptr});
+  EXPECT_EQ(half.generation_layer, kSuperLayer / 2 + 2 * 5120 + 2 * 128);
+  EXPECT_EQ(half.vae, sizes.vae);
+}
+
+TEST(ModelWeights, ModesTakeWhatTheySay) {
+  const PartSizes s = sizes_of("super");
+  const Footprint none = footprint_of(s, Offload::none, DeviceKind::cuda);
+  EXPECT_EQ(none.resident, s.generation + s.vae);
+  EXPECT_EQ(none.prompt, none.resident + s.text_ends + s.text_layer);
+  EXPECT_EQ(none.denoise, none.resident);
+  EXPECT_EQ(none.most(), none.prompt);
+  EXPECT_EQ(none.pinned, 0);
+
+  const Footprint model = footprint_of(s, Offload::model, DeviceKind::cuda);
+  EXPECT_EQ(model.resident, 0);
+  EXPECT_EQ(model.prompt, s.text_ends + s.text_layer);
+  EXPECT_EQ(model.denoise, s.generation);
+  EXPECT_EQ(model.decode, s.vae);
+
+  const Footprint layer = footprint_of(s, Offload::layer, DeviceKind::cuda);
+  EXPECT_EQ(layer.denoise, s.generation_ends + 2 * kSuperLayer + s.vae);
+  EXPECT_EQ(layer.pinned, 64 * kSuperLayer);
+  EXPECT_LT(layer.most(), 7'000'000'000);  // Super on any card
+
+  // The CPU maps everything once.
+  EXPECT_EQ(footprint_of(s, Offload::none, DeviceKind::cpu).most(), s.all());
+}
+
+TEST(ModelWeights, KnowsTheModesByName) {
+  EXPECT_EQ(offload_of("none", DeviceKind::cuda), Offload::none);
+  EXPECT_EQ(offload_of("model", DeviceKind::cuda), Offload::model);
+  EXPECT_EQ(offload_of("layer", DeviceKind::cuda), Offload::layer);
+  EXPECT_EQ(offload_of("layer", DeviceKind::cpu), Offload::none);
+  expect_error(ErrorKind::invalid_argument, {"offload \"disk\"", "none, model or layer"},
+               [] { offload_of("disk", DeviceKind::cpu); });
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,330 @@
+#include "engine/random_checkpoint.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <system_error>
+
+#include "backend/dry_run.h"
+#include "base/error.h"
+#include "io/output_file.h"
+#include "io/safetensors.h"
+#include "model/transformer.h"
+#include "model/vae.h"
+#include "text/tokenizer.h"
+#include "text/vocabulary.h"
+
+namespace orrery {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kShardBytes = 5'000'000'000;
+constexpr int64_t kMegabyte = 1'000'000;
+constexpr int64_t kHeadroomBytes = 64'000'000;  // headers, configs, tokenizer
+
+double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
+
+// The layout of one component: shards of at most kShardBytes, or of one larger tensor.
+struct Component {
+  std::string name;
+  std::vector<std::vector<TensorSpec>> shards;
+
+  int64_t bytes() const {
+    int64_t total = 0;
+    for (const auto& shard : shards) {
+      for (const TensorSpec& tensor : shard) total += tensor.bytes();
+    }
+    return total;
+  }
+  std::string file_of(size_t shard) const {
+    if (shards.size() == 1) return std::string(kWeightsName);
+    const auto digits = [](size_t number) {
+      const std::string text = std::to_string(number);
+      return std::string(5 - std::min<size_t>(5, text.size()), '0') + text;
+    };
+    return concat("diffusion_pytorch_model-", digits(shard + 1), "-of-", digits(shards.size()),
+                  ".safetensors");
+  }
+};
+
+Component component_of(std::string name, const std::vector<ListedTensor>& tensors) {
+  Component out{std::move(name), {{}}};
+  int64_t filled = 0;
+  for (const ListedTensor& tensor : tensors) {
+    TensorSpec spec{tensor.name, DType::bf16, tensor.shape};
+    if (filled > 0 && filled + spec.bytes() > kShardBytes) {
+      out.shards.emplace_back();
+      filled = 0;
+    }
+    filled += spec.bytes();
+    out.shards.back().push_back(std::move(spec));
+  }
+  return out;
+}
+
+Component transformer_of(const TransformerConfig& config) {
+  DryRunBackend dry(DeviceKind::cpu);
+  Transformer model(dry, config, DType::f32);
+  std::vector<ListedTensor> tensors =
+      list_tensors([&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); });
+  // What generation never reads but published checkpoints carry.
+  tensors.push_back({"lm_head.weight", {config.vocab_size, config.hidden_size}});
+  tensors.push_back({"norm.weight", {config.hidden_size}});
+  return component_of("transformer", tensors);
+}
+
+Component vae_of(const VaeConfig& config) {
+  DryRunBackend dry(DeviceKind::cpu);
+  Vae model(dry, config);
+  return component_of("vae", list_tensors([&](WeightVisitor& v) { model.visit(v); }));
+}
+
+Json model_index() {
+  const auto component = [](const char* library, const char* name) {
+    return Json::array({library, name});
+  };
+  return Json::object()
+      .set("_class_name", "Cosmos3OmniPipeline")
+      .set("default_use_system_prompt", true)
+      .set("enable_safety_checker", false)
+      .set("scheduler", component("diffusers", "UniPCMultistepScheduler"))
+      .set("sound_tokenizer", Json::array({Json(), Json()}))
+      .set("text_tokenizer", component("transformers", "TokenizersBackend"))
+      .set("transformer", component("diffusers", "Cosmos3OmniTransformer"))
+      .set("use_native_flow_schedule", false)
+      .set("vae", component("diffusers", "AutoencoderKLWan"));
+}
+
+Json scheduler_config() {
+  return Json::object()
+      .set("_class_name", "UniPCMultistepScheduler")
+      .set("num_train_timesteps", 1000)
+      .set("prediction_type", "flow_prediction")
+      .set("predict_x0", true)
+      .set("solver_order", 2)
+      .set("solver_type", "bh2")
+      .set("lower_order_final", true)
+      .set("final_sigmas_type", "zero")
+      .set("timestep_spacing", "linspace")
+      .set("use_flow_sigmas", true)
+      .set("use_karras_sigmas", false)
+      .set("flow_shift", 10.0);
+}
+
+constexpr const char* kSpecialTokens[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>",
+                                          "<|vision_start|>", "<|vision_end|>"};
+
+// Every byte is a token: no merges, so prompts are longer than those of a trained tokenizer.
+Json byte_tokenizer() {
+  const ByteAlphabet alphabet;
+  Json vocabulary = Json::object();
+  for (int byte = 0; byte < 256; ++byte) {
+    vocabulary.set(alphabet.symbol(static_cast<unsigned char>(byte)), byte);
+  }
+  Json added = Json::array();
+  int64_t id = 256;
+  for (const char* token : kSpecialTokens) {
+    added.push(Json::object().set("id", id++).set("content", token).set("special", true));
+  }
+  const Json split = Json::object()
+                         .set("type", "Split")
+                         .set("pattern", Json::object().set("Regex", "\\s+|\\S+"))
+                         .set("behavior", "Isolated")
+                         .set("invert", false);
+  const Json bytes = Json::object()
+                         .set("type", "ByteLevel")
+                         .set("add_prefix_space", false)
+                         .set("use_regex", false);
+  return Json::object()
+      .set("version", "1.0")
+      .set("added_tokens", std::move(added))
+      .set("normalizer", Json::object().set("type", "NFC"))
+      .set("pre_tokenizer",
+           Json::object().set("type", "Sequence").set("pretokenizers", Json::array({split, bytes})))
+      .set("decoder", Json::object().set("type", "ByteLevel"))
+      .set("model", Json::object()
+                        .set("type", "BPE")
+                        .set("vocab", std::move(vocabulary))
+                        .set("merges", Json::array()));
+}
+
+constexpr const char* kChatTemplate =
+    "{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + "
+    "message['content'] + "
+    "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "
+    "'<|im_start|>assistant\\n' }}"
+    "{%- endif %}";
+
+void write_text(const fs::path& file, const std::string& text) {
+  OutputFile out(file);
+  out.write(text.data(), text.size());
+  out.commit();
+}
+
+void write_tokenizer(const fs::path& folder) {
+  write_text(folder / "tokenizer.json", byte_tokenizer().dump(1));
+  write_text(folder / "tokenizer_config.json", Json::object()
+                                                   .set("eos_token", "<|im_end|>")
+                                                   .set("pad_token", "<|endoftext|>")
+                                                   .set("tokenizer_class", "TokenizersBackend")
+                                                   .dump(1));
+  write_text(folder / "chat_template.jinja", kChatTemplate);
+}
+
+// The folder while it is being filled; gone unless it was finished.
+class Unfinished {
+ public:
+  explicit Unfinished(const fs::path& target)
+      : target_(target),
+        folder_(target.parent_path() /
+                concat(".orrery-", ::getpid(), "-", target.filename().string())) {
+    fs::create_directories(folder_);
+  }
+  ~Unfinished() {
+    std::error_code none;
+    if (!finished_) fs::remove_all(folder_, none);
+  }
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+
+  const fs::path& path() const { return folder_; }
+  void finish() {
+    fs::rename(folder_, target_);  // an empty folder of that name gives way
+    finished_ = true;
+  }
+
+ private:
+  fs::path target_, folder_;
+  bool finished_ = false;
+};
+
+class Writer {
+ public:
+  Writer(const fs::path& folder, const CheckpointOptions& options, const ProgressCallback& progress,
+         std::stop_token stop, int64_t total)
+      : folder_(folder), progress_(progress), stop_(std::move(stop)), total_(total) {
+    const std::vector<float> normals = RandomCuts::normals(static_cast<uint64_t>(options.seed));
+    block_.reserve(normals.size());
+    for (float value : normals) block_.push_back(to_bf16(RandomCuts::kDeviation * value));
+  }
+
+  void write(const Component& component, const Json& config) {
+    const fs::path folder = folder_ / component.name;
+    fs::create_directories(folder);
+    Json map = Json::object();
+    for (size_t s = 0; s < component.shards.size(); ++s) {
+      const std::vector<TensorSpec>& shard = component.shards[s];
+      stream_safetensors(folder / component.file_of(s), shard,
+                         [&](size_t i, const TensorSink& sink) { values(shard[i], sink); },
+                         {{"format", "pt"}});
+      for (const TensorSpec& tensor : shard) map.set(tensor.name, component.file_of(s));
+    }
+    if (component.shards.size() > 1) {
+      write_text(folder / kWeightsIndexName,
+                 Json::object()
+                     .set("metadata", Json::object().set("total_size", component.bytes()))
+                     .set("weight_map", std::move(map))
+                     .dump(1));
+    }
+    write_text(folder / "config.json", config.dump(1));
+  }
+
+ private:
+  void values(const TensorSpec& tensor, const TensorSink& sink) {
+    const int64_t count = tensor.shape.numel();
+    if (RandomCuts::is_ones(tensor.name)) {
+      const std::vector<bf16> ones(static_cast<size_t>(count), to_bf16(1.0f));
+      sink(ones.data(), ones.size() * sizeof(bf16));
+    } else {
+      cuts_.next(count, [&](int64_t, int64_t from, int64_t size) {
+        if (stop_.stop_requested())
+          fail(ErrorKind::cancelled, "stopped while writing ", folder_.string());
+        sink(block_.data() + from, static_cast<size_t>(size) * sizeof(bf16));
+      });
+    }
+    const int64_t before = done_ / kMegabyte;
+    done_ += tensor.bytes();
+    if (progress_ && done_ / kMegabyte > before)
+      progress_({"write", done_ / kMegabyte, total_ / kMegabyte, seconds()});
+  }
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  fs::path folder_;
+  const ProgressCallback& progress_;
+  std::stop_token stop_;
+  int64_t total_, done_ = 0;
+  std::vector<bf16> block_;
+  RandomCuts cuts_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// The absolute path to write, whose folder exists.
+fs::path checked_target(const fs::path& folder) {
+  require(!folder.empty(), "make-checkpoint: the output folder has no name");
+  fs::path target = fs::absolute(folder).lexically_normal();
+  if (target.filename().empty()) target = target.parent_path();
+  std::error_code none;
+  const bool is_free =
+      !fs::exists(target, none) || (fs::is_directory(target, none) && fs::is_empty(target, none));
+  require(is_free, target.string(), ": exists and is not an empty folder; choose another --out");
+  require(fs::is_directory(target.parent_path(), none), ErrorKind::not_found, target.string(),
+          ": the folder ", target.parent_path().string(), " does not exist");
+  return target;
+}
+
+}  // namespace
+
+void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
+                             const CheckpointOptions& options, const ProgressCallback& progress,
+                             std::stop_token stop) {
+  const fs::path target = checked_target(folder);
+  const TransformerConfig config = TransformerConfig::from_json(preset.transformer);
+  const Component transformer = transformer_of(config),
+                  vae = vae_of(VaeConfig::from_json(preset.vae));
+  if (!options.tokenizer.empty()) {
+    const int64_t ids = Tokenizer::load(options.tokenizer).vocab_size();
+    require(ids <= config.vocab_size, options.tokenizer.string(), ": has ids up to ", ids - 1,
+            ", but the transformer's vocabulary ends at ", config.vocab_size);
+  }
+
+  const int64_t bytes = transformer.bytes() + vae.bytes();
+  const auto available = static_cast<int64_t>(fs::space(target.parent_path()).available);
+  require(bytes + kHeadroomBytes <= available, ErrorKind::invalid_argument, target.string(), ": ",
+          gigabytes(bytes), " GB will be written, but only ", gigabytes(available),
+          " GB are free on that disk; choose another --out or fewer --num-layers");
+  if (options.log) {
+    options.log(concat("writing ", gigabytes(bytes), " GB to ", target.string(), "; ",
+                       gigabytes(available), " GB are free there"));
+  }
+
+  Unfinished unfinished(target);
+  Writer writer(unfinished.path(), options, progress, std::move(stop), bytes);
+  writer.write(transformer, preset.transformer);
+  writer.write(vae, preset.vae);
+  fs::create_directories(unfinished.path() / "scheduler");
+  write_text(unfinished.path() / "scheduler/scheduler_config.json", scheduler_config().dump(1));
+  const fs::path tokenizer = unfinished.path() / "text_tokenizer";
+  fs::create_directories(tokenizer);
+  if (options.tokenizer.empty())
+    write_tokenizer(tokenizer);
+  else
+    fs::copy(options.tokenizer, tokenizer,
+             fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  write_text(unfinished.path() / "model_index.json", model_index().dump(1));
+  unfinished.finish();
+}
+
+void make_checkpoint(const fs::path& folder, const CheckpointOptions& options,
+                     const ProgressCallback& progress, std::stop_token stop) {
+  ModelPreset preset = model_preset(options.config);
+  require(options.num_layers >= 0, "num_layers is ", options.num_layers,
+          ", expected 0 (the config's) or more");
+  if (options.num_layers > 0) preset.transformer.set("num_hidden_layers", options.num_layers);
+  write_random_checkpoint(folder, preset, options, progress, std::move(stop));
+}
+
+}  // namespace orrery
