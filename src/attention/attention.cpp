@@ -38,16 +38,6 @@ void Attention::begin_layout(int layout) {
   moment_->layout = layout;
 }
 
-std::string Attention::replay_key() const {
-  const AttentionMoment now = moment();
-  std::string key = concat("layout ", now.layout, " branch ", now.branch);
-  for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
-    const int reuse = strategy_.preset_method(preset).reuse_steps();
-    if (reuse > 1) key += now.step_in_phase % reuse == 0 ? " selects" : " reuses";
-  }
-  return key;
-}
-
 void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
   bool can_be_recorded = !is_shared() && !probe_;
   for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
@@ -55,7 +45,8 @@ void Attention::replay(const std::string& key, const std::function<void()>& eval
     if (method.reuse_steps() > 1 || (recording_ && method.keeps_by_data())) can_be_recorded = false;
   }
   if (!can_be_recorded) return evaluation();
-  const std::string whole = concat(key, " ", replay_key());
+  const AttentionMoment now = moment();
+  const std::string whole = concat(key, " layout ", now.layout, " branch ", now.branch);
   const auto begin = static_cast<std::ptrdiff_t>(records_.size());
   if (backend_.replay(whole, evaluation)) {
     replay_records_[whole].assign(records_.begin() + begin, records_.end());

@@ -79,13 +79,11 @@ class Attention {
 
   // For warm-up: this layout, whatever the step. What it selected is forgotten at the next step.
   void begin_layout(int layout);
-  // What the evaluations of this step and branch will do beside arithmetic: equal keys mean equal
-  // sequences of operations on equal addresses, so that a recorded evaluation may be replayed.
-  std::string replay_key() const;
-  // Runs `evaluation` or, where the backend has one, a recording of an equal one: of the same `key` and
-  // replay_key(). The dispatch records are the same. Whatever the key stands for must stay where it is
-  // until Backend::forget_replays(). Runs it plainly where ranks share the sequence, and under strategies
-  // that choose on the host when to select or whose records are read back from the device.
+  // Runs `evaluation` or, where the backend has one, a recording of an equal one: of the same
+  // `key`, layout and branch. The dispatch records are the same. Whatever the key stands for must
+  // stay where it is until Backend::forget_replays(). Runs it plainly where ranks share the
+  // sequence, and under strategies that choose on the host when to select or whose records are read
+  // back from the device.
   void replay(const std::string& key, const std::function<void()>& evaluation);
 
   // Control streams of equal length at the front of the sequence that are attended one by one: at

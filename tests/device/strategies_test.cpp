@@ -188,12 +188,12 @@ TEST_F(Strategies, EveryMethodIsTheContractsStepAfterStep) {
     const AttentionStrategy strategy = testing::gen_by(method.json);
     Attention attention(*gpu_, strategy, sequence_, kHeadDim);
     std::optional<HostLists> lists;
-    // With lists used twice: selects and reuses as they are, recorded, replayed.
+    // As they are, recorded, replayed; where lists are used again, as they are.
     for (int step = 0; step < kSteps; ++step) {
       new_inputs(100 + 10 * static_cast<uint64_t>(step));
       if (step % method.reuse == 0) lists.emplace(expected_lists(method, strategy));
       attention.begin_step(step, kSteps);
-      gpu_->replay(concat(method.name, " ", attention.replay_key()), [&] { run(attention); });
+      attention.replay(method.name, [&] { run(attention); });
       EXPECT_LT(error(*lists), kTolerance) << "step " << step;
     }
   }
@@ -209,8 +209,7 @@ TEST_F(Strategies, WarmUpThenReplay) {
     new_inputs(7);
     attention.begin_layout(0);
     const auto step = [&] {
-      gpu_->replay(concat("warm ", method.name, " ", attention.replay_key()),
-                   [&] { run(attention); });
+      attention.replay(concat("warm ", method.name), [&] { run(attention); });
     };
     step();
     std::optional<HostLists> lists;
