@@ -13,13 +13,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "README.md"
 
 
-def line(file, words, command=None, peer=None):
+def line(file, words, command=None, peer=None, bench=None):
     """The last line of the file that fits. `command`: how its command ends."""
     found = None
     for text in (ROOT / "bench/results" / f"{file}.jsonl").read_text(encoding="utf-8").splitlines():
         r = json.loads(text)
         if (all(word in r["case"] for word in words) and (command is None or r["command"].endswith(command))
-                and (peer is None or peer in (r["peer"] or ""))):
+                and (peer is None or peer in (r["peer"] or "")) and bench in (None, r["bench"])):
             found = r
     if found is None:
         sys.exit(f"bench/results/{file}.jsonl has no line with {words}, {command}, {peer}")
@@ -28,9 +28,9 @@ def line(file, words, command=None, peer=None):
 
 NANO = ["prompt to frames", "nano 36 layers, 1280x720, 189 frames"]
 RUNS = [("dense", "e2e nano", "vLLM-Omni 208.4 and diffusers 239.6 on an H200, both as published"),
-        ("mixed recipe (10 dense steps, then 28 of 36 layers sparse)", "cosmos3-subblock-strategy.json",
+        ("10 dense steps, then 28 of 36 layers sparse", "nano-mixed-layers-shared.json",
          "published 159.4 on a GH200"),
-        ("all generation layers sparse, 75 % target", "fa4-subblock.json", "published 131.2 on a GH200")]
+        ("all generation layers sparse, 75 % target", "nano-static-sparse-shared.json", "published 131.2 on a GH200")]
 
 
 def nano():
@@ -49,7 +49,7 @@ def hopper():
     rows = ["| Hopper attention, 44160 x 44672 tokens, 32/8 heads of 128, bf16 | ms | ratio in the same process |", "|---|---|---|",
             f'| dense, ours against {dense["peer"]} | {dense["value"]:.1f} | {dense["ratio"]:.2f} |']
     for name, lists in [("per-head lists", "per head, 64 x 64"), ("lists shared by four heads", "4 heads share, 64 x 64")]:
-        r = line("h200-attention", [shape, "kept 184/698", lists], peer="own dense")
+        r = line("h200-attention", [shape, "kept 184/698", lists], peer="own dense", bench="attention_sparse")
         rows.append(f'| block-sparse, 184 of 698 blocks, {name}, against dense | {r["value"]:.1f} | '
                     f'{1 / r["ratio"]:.3f} of dense |')
     return rows

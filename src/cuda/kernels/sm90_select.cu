@@ -7,8 +7,8 @@
 //
 // Floor, Sq 44160, Skv 44672, 32/8 heads of 128: 63 GFLOP, 0.064 ms; 0.48 GB at 4.2 TB/s, 0.115 ms.
 //
-// Measured on an H200 with one warpgroup a CTA: 0.61 ms for lists of 128-row blocks, 0.65 ms of
-// 64-row blocks, 0.80 ms of 64-row blocks for four heads.
+// Measured on an H200: 0.56 ms for lists of 128-row blocks, 0.61 ms of 64-row blocks, 0.50 ms of
+// 64-row blocks for four heads.
 //
 // Reproduce: bench/cuda/build_sm90.sh build/sm90.so, then
 // python3 bench/cuda/sm90_attention.py build/sm90.so select
