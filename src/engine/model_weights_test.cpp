@@ -5,6 +5,7 @@
 
 #include "backend/dry_run.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "expect_error.h"
 #include "model/presets.h"
 
@@ -60,6 +61,36 @@ TEST(ModelWeights, ModesTakeWhatTheySay) {
 
   // The CPU maps everything once.
   EXPECT_EQ(footprint_of(s, Offload::none, DeviceKind::cpu).most(), s.all());
+}
+
+// B80: while the files are loaded and while parts come and go, the device never holds more than the
+// mode says, the towers that take turns least of all.
+TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
+  const std::filesystem::path model =
+      std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
+  size_t peaks[3];
+  for (Offload offload : {Offload::none, Offload::model, Offload::layer}) {
+    DryRunBackend dry(DeviceKind::cuda, true);
+    Transformer transformer(
+        dry, TransformerConfig::from_json(Json::load(model / "transformer/config.json")),
+        DType::bf16);
+    Vae vae(dry, VaeConfig::from_json(Json::load(model / "vae/config.json")), {});
+    const size_t before = dry.allocated();
+    ModelWeights::Options options;
+    options.offload = offload;
+    options.transformer.dtype = options.vae.dtype = DType::bf16;
+    options.transformer.ignored = Transformer::is_unused;
+    ModelWeights weights(dry, transformer, vae, model, options);
+    for (Part part : {Part::text, Part::generation, Part::vae}) {
+      const ModelWeights::Use use(weights, part);
+      EXPECT_TRUE(weights.has(part));
+    }
+    size_t& peak = peaks[static_cast<size_t>(offload)];
+    peak = dry.peak_allocated() - before;
+    EXPECT_GT(peak, 0u);
+    EXPECT_LE(static_cast<int64_t>(peak), weights.footprint().most());
+  }
+  EXPECT_LT(peaks[static_cast<size_t>(Offload::layer)], peaks[static_cast<size_t>(Offload::none)]);
 }
 
 TEST(ModelWeights, KnowsTheModesByName) {
