@@ -17,28 +17,32 @@ constexpr AttentionRole kRoles[] = {AttentionRole::und, AttentionRole::gen,
 
 struct Model {
   int layers;
-  std::set<int> dense_layers;  // of the mixed layout
-  bool has_shared;             // recipes with lists for key/value heads
+  std::set<int> dense_layers;   // of the mixed layout
+  std::set<std::string> extra;  // kinds that not every model has
 };
+const std::set<std::string> kShared = {"static-sparse-shared", "mixed-layers-shared"};
 const std::map<std::string, Model> kModels = {
-    {"nano", {36, {1, 2, 15, 30, 31, 32, 33, 34}, true}},
-    {"super", {64, {0, 1, 2, 3, 60, 61, 62, 63}, true}},
-    {"pico", {8, {0, 7}, false}},
+    {"nano", {36, {1, 2, 15, 30, 31, 32, 33, 34}, kShared}},
+    {"super", {64, {0, 1, 2, 3, 60, 61, 62, 63}, kShared}},
+    {"pico", {8, {0, 7}, {"dense-to-sparse-tiled"}}},
 };
 
 // {first step that may be sparse, first step that is dense again} of `steps`, and sparse layers.
 struct Expected {
   double begin, end;
   bool all_layers;
+  bool is_extra = false;
   bool shares_lists = false;
+  int64_t tile = 1;  // tokens of the token order's tiles
 };
 const std::map<std::string, Expected> kKinds = {
     {"static-sparse", {0, 1, true}},
     {"dense-to-sparse", {0.3, 1, true}},
     {"mixed-layers", {0.3, 1, false}},
     {"dense-mixed-dense", {0.3, 0.8, false}},
-    {"static-sparse-shared", {0, 1, true, true}},
-    {"mixed-layers-shared", {0.3, 1, false, true}},
+    {"static-sparse-shared", {0, 1, true, true, true}},
+    {"mixed-layers-shared", {0.3, 1, false, true, true}},
+    {"dense-to-sparse-tiled", {0.3, 1, true, true, false, 16}},
 };
 
 TEST(Recipes, EveryFileResolvesToWhatItsNameSays) {
@@ -49,13 +53,15 @@ TEST(Recipes, EveryFileResolvesToWhatItsNameSays) {
   }
   for (const auto& [model, shape] : kModels) {
     for (const auto& [kind, want] : kKinds) {
-      if (want.shares_lists && !shape.has_shared) continue;
+      if (want.is_extra && !shape.extra.contains(kind)) continue;
       const std::string name = model + "-" + kind + ".json";
       ASSERT_EQ(found.erase(name), 1u) << name << " is missing";
       const Json json = Json::load(folder / name);
       const AttentionInventory inventory = testing::inventory(shape.layers);
       const AttentionStrategy strategy = AttentionStrategy::resolve(inventory, &json, nullptr);
       EXPECT_EQ(strategy.source(), "runtime");
+      const auto& tile = strategy.token_order().tile;
+      EXPECT_EQ(tile[0] * tile[1] * tile[2], want.tile) << name;
       for (int steps : {1, 4, 10, 35, 50}) {
         for (int step = 0; step < steps; ++step) {
           const int layout = strategy.layout_at(step, steps);
