@@ -10,8 +10,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <random>
 #include <string>
@@ -19,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/provenance.h"
 #include "cpu/cpu_backend.h"
 
 namespace {
@@ -40,18 +39,6 @@ double seconds(const std::function<void()>& fn) {
   const auto start = std::chrono::steady_clock::now();
   fn();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::string commit() {
-  const char* value = std::getenv("ORRERY_COMMIT");
-  return value != nullptr ? value : "unknown";
-}
-
-std::string today() {
-  char text[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
 }
 
 }  // namespace
@@ -99,7 +86,7 @@ int main() {
                                 " heads of ", kHeadDim, ", 75% sparsity, fp32"))
             .set("device", backend->description())
             .set("driver", Json())
-            .set("commit", commit())
+            .set("commit", measured_commit())
             .set("date", today())
             .set("command", "attention_bench")
             .set("value", best[index] * 1e3)

@@ -14,8 +14,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <map>
 #include <optional>
@@ -25,6 +23,7 @@
 #include "../tests/e2e/moving_shape.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/provenance.h"
 #include "engine/backends.h"
 #include "engine/measure.h"
 #include "engine/run.h"
@@ -227,13 +226,6 @@ void hold(Figures& figures, Backend& backend, Arena& arena, const AttentionStrat
   }
 }
 
-std::string today() {
-  char text[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
 void run(const std::string& model, const std::string& list_file, const std::string& device,
          const std::string& command) {
   EngineOptions options;
@@ -270,7 +262,6 @@ void run(const std::string& model, const std::string& list_file, const std::stri
       }
     }
   }
-  const char* commit = std::getenv("ORRERY_COMMIT");
   for (const Entry& entry : entries) {
     const Figures& f = entry.figures;
     std::printf("%s\n", Json::object()
@@ -278,7 +269,7 @@ void run(const std::string& model, const std::string& list_file, const std::stri
                             .set("case", entry.name)
                             .set("device", backend->description())
                             .set("driver", Json())
-                            .set("commit", commit != nullptr ? commit : "unknown")
+                            .set("commit", measured_commit())
                             .set("date", today())
                             .set("command", command)
                             .set("value", f.recall / f.rows)

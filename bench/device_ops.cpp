@@ -10,14 +10,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/provenance.h"
 #include "cuda/cuda_backend.h"
 
 namespace {
@@ -32,12 +31,6 @@ class Bench {
  public:
   Bench(Backend& gpu, std::vector<std::string> only, std::string command)
       : gpu_(gpu), only_(std::move(only)), command_(std::move(command)) {
-    const time_t now = std::time(nullptr);
-    char text[16];
-    std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-    date_ = text;
-    const char* commit = std::getenv("ORRERY_COMMIT");
-    commit_ = commit ? commit : "unknown";
     // "cuda: NAME, ..., driver for CUDA ..., ..."
     const std::string description = gpu_.description();
     const size_t driver = description.find("driver");
@@ -103,7 +96,7 @@ class Bench {
         "\"date\": \"%s\", \"command\": \"%s\", \"value\": %.5g, \"unit\": \"%s\", \"floor\": %s, "
         "\"peer\": %s, "
         "\"peer_value\": %s, \"ratio\": %s, \"note\": \"%s\"}\n",
-        name.c_str(), device_.c_str(), driver_.c_str(), commit_.c_str(), date_.c_str(),
+        name.c_str(), device_.c_str(), driver_.c_str(), measured_commit().c_str(), today().c_str(),
         command_.c_str(), value, unit, number(floor).c_str(),
         peer ? concat('"', peer->name, '"').c_str() : "null",
         number(peer ? peer->value : 0).c_str(), number(peer ? peer->value / value : 0).c_str(),
@@ -154,7 +147,7 @@ class Bench {
  private:
   Backend& gpu_;
   std::vector<std::string> only_;
-  std::string command_, date_, commit_, device_, driver_;
+  std::string command_, device_, driver_;
   Tensor noise_;
   double bandwidth_ = 0, matrix_rate_ = 0;
 

@@ -7,11 +7,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "base/provenance.h"
 #include "orrery/engine.h"
 
 namespace {
@@ -51,18 +51,14 @@ int main(int argc, char** argv) {
   request.guidance_scale = 4;
   const Json report = Json::parse(engine.generate(request).report, "report");
 
-  const char* commit = std::getenv("ORRERY_COMMIT");
-  const time_t now = std::time(nullptr);
-  char date[16];
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
   const auto line = [&](const std::string& name, double value, const char* unit, bool against_ceiling) {
     Json out = Json::object();
     out.set("bench", "pico")
         .set("case", name + ": 256x256, 33 frames, 20 steps, guidance 4, fp32")
         .set("device", engine.device_description())
         .set("driver", "")
-        .set("commit", commit != nullptr ? commit : "unknown")
-        .set("date", date)
+        .set("commit", measured_commit())
+        .set("date", today())
         .set("command", "pico_bench")
         .set("value", value)
         .set("unit", unit)

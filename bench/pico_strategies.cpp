@@ -13,13 +13,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <string>
 #include <vector>
 
 #include "../tests/e2e/moving_shape.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/provenance.h"
 #include "orrery/compare.h"
 #include "orrery/media.h"
 
@@ -47,13 +47,6 @@ struct Figures {
   double seconds = 0, kept = 0, latent_error = 0, psnr = 0, worst_psnr = HUGE_VAL, ssim = 0;
   std::string fault;  // of the first clip that does not show its caption
 };
-
-std::string today() {
-  char text[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
 
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
@@ -99,7 +92,6 @@ void run(const std::string& model, const std::string& list_file, const std::stri
     sheet.frames = contact_sheet(shown, kSheetColumns, kSheetPanel);
     save_output(sheet_file, sheet);
   }
-  const char* commit = std::getenv("ORRERY_COMMIT");
   const std::string device = Engine::open(model, engine).device_description();
   for (size_t i = 0; i < figures.size(); ++i) {
     const Figures& f = figures[i];
@@ -108,7 +100,7 @@ void run(const std::string& model, const std::string& list_file, const std::stri
                             .set("case", options.strategies[i].name)
                             .set("device", device)
                             .set("driver", Json())
-                            .set("commit", commit != nullptr ? commit : "unknown")
+                            .set("commit", measured_commit())
                             .set("date", today())
                             .set("command", command)
                             .set("value", f.seconds)

@@ -54,7 +54,7 @@ void Attention::replay(const std::string& key, const std::function<void()>& eval
   }
   if (!recording_) return;
   for (DispatchRecord record : replay_records_[whole]) {
-    record.step = moment().step;
+    record.step = now.step;
     records_.push_back(std::move(record));
   }
 }

@@ -104,6 +104,12 @@ bool BlockSelection::keeps_all(const BlockGrid& grid) const {
          (mass == 0 && budget(candidates) == candidates);
 }
 
+double total_flops(const OpTable& table) {
+  double flops = 0;
+  for (const auto& [op, stats] : table) flops += stats.flops;
+  return flops;
+}
+
 template <typename Fn>
 void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn) {
   auto it = stats_.find(op);

@@ -79,6 +79,7 @@ struct OpStats {
   double seconds = 0;
 };
 using OpTable = std::map<std::string, OpStats, std::less<>>;
+double total_flops(const OpTable& table);
 
 class Backend {
  public:

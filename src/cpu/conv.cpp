@@ -227,8 +227,8 @@ void run(Context& context, const Problem& p, const View& w, const View& bias) {
   const auto touches = [&](const View& v) { return !v || v.stride(2) == results; };
   const bool touch = touches(p.out) && touches(p.residual);
   Finish finish;
+  const std::vector<float> row = bias_row(kernels, bias);
   for (int64_t i = 0; i < block[2]; ++i) {
-    const std::vector<float> row = bias_row(kernels, bias);
     finish.bias.insert(finish.bias.end(), row.begin(), row.end());
   }
 

@@ -1,17 +1,16 @@
 #include "orrery/bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <ctime>
 #include <map>
 #include <optional>
 #include <sstream>
 
 #include "backend/dry_run.h"
 #include "base/error.h"
+#include "base/provenance.h"
 #include "engine/backends.h"
+#include "engine/clock.h"
 #include "engine/measure.h"
 #include "engine/model_weights.h"
 #include "engine/ranks.h"
@@ -22,8 +21,6 @@
 namespace orrery {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // The sizes of one benchmarked request, resolved as a real one would be.
 Settings make_settings(const BenchOptions& options, const VaeConfig& vae) {
@@ -111,18 +108,14 @@ struct Measurement {
 };
 
 Json json_line(const BenchOptions& options, const Backend& backend, const std::string& size, const Measurement& m) {
-  const char* commit = std::getenv("ORRERY_COMMIT");
-  const time_t now = std::time(nullptr);
-  char date[16];
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
   const bool has_peer = !m.peer.empty();
   Json line = Json::object();
   line.set("bench", options.what)
       .set("case", m.name + ": " + size)
       .set("device", backend.description())
       .set("driver", backend.driver())
-      .set("commit", commit != nullptr ? commit : "unknown")
-      .set("date", date)
+      .set("commit", measured_commit())
+      .set("date", today())
       .set("command", options.command)
       .set("value", m.value)
       .set("unit", m.unit)
@@ -267,7 +260,7 @@ class Bench {
     const auto start = Clock::now();
     body();
     backend_->synchronize();
-    return std::chrono::duration<double>(Clock::now() - start).count();
+    return seconds_since(start);
   }
 
   // Everything a run needs, sized by a dry run of the same request.
@@ -346,8 +339,7 @@ class Bench {
     run.start(nullptr, false, {});
     dry.reset_stats();
     run.step(0, nullptr);
-    step_flops_ = 0;
-    for (const auto& [op, stats] : dry.stats()) step_flops_ += stats.flops;
+    step_flops_ = total_flops(dry.stats());
     if (with_vae) run.decode([](View, View) {});
     return arena.peak();
   }
@@ -443,14 +435,10 @@ class Bench {
     const Shape shape{vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width};
     Arena measuring = Arena::measuring(dry.device());
     model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, [](View, View) {});
-    double flops = 0;
-    for (const auto& [op, stats] : dry.stats()) flops += stats.flops;
+    const double flops = total_flops(dry.stats());
 
     Arena arena(backend_->allocate(measuring.peak()));
-    Tensor latents = backend_->allocate_tensor(shape, DType::f32);
-    std::vector<float> values(static_cast<size_t>(shape.numel()));
-    NormalGenerator(RngKind::cuda, 1).fill(values);
-    backend_->upload(latents.view, make_view(values.data(), shape, DType::f32));
+    const Tensor latents = normals(shape, 1);
     const auto decode = [&] { autoencoder.decode(arena, latents.view, {}, [](View, View) {}); };
     decode();
     report("VAE decode", seconds(decode), "s", flops / gemm_ceiling(*backend_, dtype_));
@@ -558,10 +546,7 @@ class Bench {
   // Every implementation of one call, dense and block-sparse.
   void attention() {
     const auto or_else = [](int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; };
-    const int64_t p = config_.latent_patch_size;
-    const int64_t tokens = settings_.latent_frames * ((settings_.latent_height + p - 1) / p) *
-                           ((settings_.latent_width + p - 1) / p);
-    const int64_t sq = or_else(options_.query_tokens, tokens);
+    const int64_t sq = or_else(options_.query_tokens, sequence_of_request().size());
     const int64_t skv = or_else(options_.key_tokens, sq + options_.text_tokens);
     const int64_t heads = or_else(options_.heads, config_.num_attention_heads);
     const int64_t kv_heads = or_else(options_.kv_heads, config_.num_key_value_heads);
@@ -570,10 +555,7 @@ class Bench {
             " is not between 0 and 1");
     const std::string shape = concat(sq, " x ", skv, " tokens, ", heads, "/", kv_heads, " heads of ", d, ", ", name_of(dtype_));
     const auto random = [&](Shape of, int64_t seed) {
-      std::vector<float> values(static_cast<size_t>(of.numel()));
-      NormalGenerator(RngKind::cuda, seed).fill(values);
-      const Tensor exact = backend_->allocate_tensor(of, DType::f32);
-      backend_->upload(exact.view, make_view(values.data(), of, DType::f32));
+      const Tensor exact = normals(of, seed);
       Tensor out = backend_->allocate_tensor(of, dtype_);
       backend_->copy(out.view, exact.view);
       return out;
@@ -587,16 +569,15 @@ class Bench {
     rule.target_sparsity = options_.sparsity;
     rule.protected_keys = skv - std::min(sq, skv);
     rule.scale = plan.scale;
-    const auto blocks_of = [](int64_t count, int64_t block) { return (count + block - 1) / block; };
-    const Shape lists{heads, blocks_of(sq, rule.block_q), blocks_of(skv, rule.block_k)};
+    const BlockGrid grid = rule.grid(sq, skv);
+    const Shape lists{heads, grid.rows, grid.blocks};
     const Tensor indices = backend_->allocate_tensor(lists, DType::i32);
     const Tensor counts = backend_->allocate_tensor({lists[0], lists[1]}, DType::i32);
     const auto select = [&] { backend_->select_blocks(indices.view, counts.view, q.view, k.view, rule); };
     select();
     const BlockMask mask{rule.block_q, rule.block_k, indices.view, counts.view};
-    const int64_t protected_blocks = blocks_of(rule.protected_keys, rule.block_k);
-    const double kept = static_cast<double>(protected_blocks + rule.budget(lists[2] - protected_blocks)) /
-                        static_cast<double>(lists[2]);
+    const double kept = static_cast<double>(grid.head_end + rule.budget(grid.candidates())) /
+                        static_cast<double>(grid.blocks);
 
     const double flops = 4.0 * static_cast<double>(sq) * static_cast<double>(skv) * static_cast<double>(heads * d);
     const double rate = gemm_ceiling(*backend_, dtype_);
@@ -628,6 +609,14 @@ class Bench {
     each("dense attention", nullptr, flops / rate);
     report(shape, {"block selection", best_seconds(select) * 1e3, "ms", 0, "", 0});
     each("block-sparse attention", &mask, flops * kept / rate);
+  }
+
+  Tensor normals(Shape shape, int64_t seed) {
+    std::vector<float> values(static_cast<size_t>(shape.numel()));
+    NormalGenerator(RngKind::cuda, seed).fill(values);
+    Tensor tensor = backend_->allocate_tensor(shape, DType::f32);
+    backend_->upload(tensor.view, make_view(values.data(), shape, DType::f32));
+    return tensor;
   }
 
   // The fastest of several calls after one that warms up.
@@ -685,7 +674,7 @@ void bench_load(const BenchOptions& options, const EngineOptions& engine, const 
   const auto start = Clock::now();
   for (int i = 0; i < weights.sizes().num_layers; ++i) transformer.bring_layer(Tower::und, i);
   backend->synchronize();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = seconds_since(start);
   report("the text tower's layers in turn, from the mapped files", seconds, "s");
   report("upload of the text tower", static_cast<double>(weights.sizes().text - weights.sizes().text_ends) / seconds * 1e-9,
          "GB/s");

@@ -1,12 +1,12 @@
 #include "orrery/engine.h"
 
-#include <chrono>
 #include <ctime>
 
 #include "attention/describe.h"
 #include "attention/warm_up.h"
 #include "base/error.h"
 #include "engine/backends.h"
+#include "engine/clock.h"
 #include "engine/fingerprint.h"
 #include "engine/guardrail.h"
 #include "engine/measure.h"
@@ -20,11 +20,6 @@
 namespace orrery {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::string summary(const Settings& s) {
   std::string line = concat(name_of(s.mode), ", ", s.width, "x", s.height, ", ", s.frames,
@@ -200,12 +195,6 @@ std::string Engine::describe(const Request& request) const {
 }
 
 namespace {
-
-double total_flops(const OpTable& table) {
-  double flops = 0;
-  for (const auto& [name, op] : table) flops += op.flops;
-  return flops;
-}
 
 // Times stages, reports progress, and stops between units of work.
 class Stages {

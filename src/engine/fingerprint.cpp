@@ -5,15 +5,14 @@
 
 namespace orrery {
 
-namespace {
-
-// A hash that a few flipped pixels change.
 uint64_t digest(const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);
   uint64_t hash = 14695981039346656037u;
   for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211u;
   return hash;
 }
+
+namespace {
 
 std::string digest_of(const std::optional<Frames>& frames) {
   if (!frames) return "none";

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/fingerprint.h"
 #include "engine/job_state.h"
 
 namespace orrery {
@@ -18,12 +19,6 @@ struct Verdict {
   char message[4096] = {};
 };
 
-uint64_t fnv1a(const std::string& text) {
-  uint64_t hash = 14695981039346656037u;
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
-
 Verdict verdict_of(const std::function<std::string()>& check) {
   Verdict verdict;
   const auto failed = [&](ErrorKind kind, const char* message) {
@@ -31,7 +26,8 @@ Verdict verdict_of(const std::function<std::string()>& check) {
     std::strncpy(verdict.message, message, sizeof verdict.message - 1);
   };
   try {
-    verdict.digest = fnv1a(check());
+    const std::string text = check();
+    verdict.digest = digest(text.data(), text.size());
   } catch (const Error& error) {
     failed(error.kind(), error.what());
   } catch (const std::exception& error) {

@@ -1,12 +1,12 @@
 #include "engine/measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 
 #include "backend/dry_run.h"
 #include "base/error.h"
 #include "base/rng.h"
+#include "engine/clock.h"
 #include "engine/run.h"
 #include "engine/transfer.h"
 
@@ -139,12 +139,10 @@ double best_rate(Backend& backend, double work, const std::function<void()>& cal
   double best = 0;
   for (int i = 0; i < 4; ++i) {
     backend.synchronize();
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     call();
     backend.synchronize();
-    best = std::max(
-        best,
-        work / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best = std::max(best, work / seconds_since(start));
   }
   return best;
 }

@@ -1,19 +1,13 @@
 #include "engine/model_weights.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/error.h"
+#include "engine/clock.h"
 
 namespace orrery {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 

@@ -2,11 +2,11 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <system_error>
 
 #include "backend/dry_run.h"
 #include "base/error.h"
+#include "engine/clock.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
 #include "model/transformer.h"
@@ -247,19 +247,15 @@ class Writer {
     const int64_t before = done_ / kMegabyte;
     done_ += tensor.bytes();
     if (progress_ && done_ / kMegabyte > before)
-      progress_({"write", done_ / kMegabyte, total_ / kMegabyte, seconds()});
+      progress_({"write", done_ / kMegabyte, total_ / kMegabyte, seconds_since(start_)});
   }
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
   fs::path folder_;
   const ProgressCallback& progress_;
   std::stop_token stop_;
   int64_t total_, done_ = 0;
   std::vector<bf16> block_;
   RandomCuts cuts_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Clock::time_point start_ = Clock::now();
 };
 
 // The absolute path to write, whose folder exists.

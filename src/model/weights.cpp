@@ -63,6 +63,9 @@ Shape cut(Shape shape, Split split, const Shard& shard, const std::string& name)
   return shape;
 }
 
+// A bias goes with its matrix's rows.
+Split bias_split(Split matrix) { return matrix == Split::rows ? Split::rows : Split::none; }
+
 View slice_of(const View& whole, Split split, const Shard& shard) {
   if (split == Split::none || shard.count == 1) return whole;
   const int dim = split == Split::rows ? 0 : 1;
@@ -97,7 +100,7 @@ class Lister final : public WeightVisitor {
     for (size_t i = 0; i < prefixes.size(); ++i) {
       fn_(prefixes[i] + ".weight", Shape{out[i], in}, split);
       if (has_bias) {
-        fn_(prefixes[i] + ".bias", Shape{out[i]}, split == Split::rows ? Split::rows : Split::none);
+        fn_(prefixes[i] + ".bias", Shape{out[i]}, bias_split(split));
       }
     }
   }
@@ -131,10 +134,9 @@ class WeightLoader final : public WeightVisitor {
   void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>&, int64_t,
               Split split, bool has_bias) override {
     std::vector<View> weights, biases;
-    const Split bias_split = split == Split::rows ? Split::rows : Split::none;
     for (const std::string& prefix : prefixes) {
       weights.push_back(slice_of(stored(prefix + ".weight"), split, options_.shard));
-      if (has_bias) biases.push_back(slice_of(stored(prefix + ".bias"), bias_split, options_.shard));
+      if (has_bias) biases.push_back(slice_of(stored(prefix + ".bias"), bias_split(split), options_.shard));
     }
     slot.weights = place(weights);
     slot.biases = biases.empty() ? biases : place(biases);
@@ -455,7 +457,7 @@ class RandomSlices : public WeightVisitor {
     std::vector<Part> weights, biases;
     for (size_t i = 0; i < prefixes.size(); ++i) {
       weights.push_back({{out[i], in}, split, prefixes[i]});
-      biases.push_back({{out[i]}, split == Split::rows ? Split::rows : Split::none, prefixes[i]});
+      biases.push_back({{out[i]}, bias_split(split), prefixes[i]});
     }
     slot.weights = place(weights, false);
     slot.biases = has_bias ? place(biases, false) : std::vector<View>{};

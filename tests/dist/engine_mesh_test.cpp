@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "../e2e/small_request.h"
 #include "base/error.h"
 #include "dist/mesh.h"
 #include "golden/golden.h"
@@ -16,14 +17,8 @@ namespace orrery {
 namespace {
 
 Request small_clip() {
-  Request request;
-  request.prompt = "A small red circle moves left on a black background.";
+  Request request = e2e::small_request(80, 96, 9);  // 5 x 6 tokens a frame
   request.negative_prompt = "blur";
-  request.height = 80;  // 5 x 6 tokens a frame
-  request.width = 96;
-  request.num_frames = 9;
-  request.num_inference_steps = 2;
-  request.guidance_scale = 3;
   request.seed = 7;
   return request;
 }

@@ -9,27 +9,17 @@
 #include "orrery/engine.h"
 #include "process.h"
 #include "scratch_folder.h"
+#include "small_request.h"
 
 namespace orrery {
 namespace {
 
 namespace fs = std::filesystem;
 
-Request small_request() {
-  Request request;
-  request.prompt = "A small red circle moves left on a black background.";
-  request.height = 64;
-  request.width = 64;
-  request.num_frames = 5;
-  request.num_inference_steps = 2;
-  request.guidance_scale = 3;
-  return request;
-}
-
 std::vector<float> latents_with(const std::vector<LoraFile>& lora) {
   EngineOptions options;
   options.lora = lora;
-  return Engine::open(e2e::pico(), options).generate(small_request()).latents.values;
+  return Engine::open(e2e::pico(), options).generate(e2e::small_request(64, 64, 5)).latents.values;
 }
 
 class LoraFiles : public testing::Test {

@@ -4,18 +4,13 @@
 #include "base/json.h"
 #include "orrery/engine.h"
 #include "process.h"
+#include "small_request.h"
 
 namespace orrery {
 namespace {
 
 Request small_request() {
-  Request request;
-  request.prompt = "A small red circle moves left on a black background.";
-  request.height = 32;
-  request.width = 48;
-  request.num_frames = 5;
-  request.num_inference_steps = 2;
-  request.guidance_scale = 3;
+  Request request = e2e::small_request(32, 48, 5);
   request.seed = 4;
   return request;
 }

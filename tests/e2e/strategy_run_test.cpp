@@ -14,6 +14,7 @@
 #include "model/vae.h"
 #include "orrery/compare.h"
 #include "process.h"
+#include "small_request.h"
 #include "scratch_folder.h"
 
 namespace orrery {
@@ -91,12 +92,8 @@ Request deep_request(int steps, double guidance) {
 }
 
 Request small_request(int steps = 4) {
-  Request request;
-  request.prompt = "A small red circle moves left on a black background.";
-  request.height = request.width = 192;
-  request.num_frames = 17;
+  Request request = e2e::small_request(192, 192, 17);
   request.num_inference_steps = steps;
-  request.guidance_scale = 3;
   return request;
 }
 
