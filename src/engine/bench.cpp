@@ -517,12 +517,14 @@ class Bench {
     Run& run = *setup.run;
     run.prefill();
     run.start(&noise, false, {});
-    // The first two steps of a recording are slower; a strategy may change its layout later.
-    const int steps = std::min(settings_.schedule.num_steps(), 6);
-    require(steps > 3, "bench step: needs at least 4 steps");
+    // The first two steps of a recording are slower; a strategy may change its layout later. The step after is
+    // the timeline's.
+    const bool traced = options_.timeline && groups_.mesh.world() > 1;
+    const int steps = std::min(settings_.schedule.num_steps() - (traced ? 1 : 0), 6);
+    require(steps > 3, "bench step: needs at least ", traced ? 5 : 4, " steps");
     const double value = step_seconds(run, steps);
     if (latents != nullptr) *latents = run.latents();
-    if (options_.timeline && groups_.mesh.world() > 1) trace(run, steps - 1);
+    if (traced) trace(run, steps);
     return value;
   }
 
