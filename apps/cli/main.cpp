@@ -410,7 +410,7 @@ int run(int argc, char** argv, Job& job) {
   bench->add_option("--guidance-scale", bench_options.guidance_scale, "1 runs one branch")->capture_default_str();
   bench->add_option("--text-tokens", bench_options.text_tokens, "Tokens of each prompt")->capture_default_str();
   bench->add_option("--meshes", bench_options.meshes,
-                    "step and link: meshes of ranks beside one device, as in cp2,cfg2,tp2cp2; cp2@N: at least N rows "
+                    "step, vae and link: meshes of ranks beside one device, as in cp2,cfg2,tp2cp2; cp2@N: at least N rows "
                     "travel at once; none: that of the degrees");
   bench->add_flag("--timeline", bench_options.timeline, "step: the times of every operation of one layer too");
   bench->add_option("--query-tokens", bench_options.query_tokens, "Of attention; 0: the request's tokens");

@@ -24,7 +24,7 @@ struct BenchOptions {
   double sparsity = 0.75;        // share of the key blocks that the sparse calls of attention leave out
   std::string attention;         // strategy, as in EngineOptions
   std::string command;           // recorded in each line
-  // step and link: meshes of ranks, "cp2,cfg2,tp2cp2", each beside one device measured in the same run. "cp2@N" lets
+  // step, vae and link: meshes of ranks, "cp2,cfg2,tp2cp2", each beside one device measured in the same run. "cp2@N" lets
   // at least N rows travel at once while others are computed, instead of the engine's choice. Empty: the mesh of the
   // engine's degrees, if they are more than one rank.
   std::string meshes;

@@ -73,7 +73,7 @@ std::optional<View> as_rows(const View& t) {
 }
 
 // Gathered columns of the convolution in time, at most this much at once.
-constexpr int64_t kMaxColumnBytes = int64_t{256} << 20;
+constexpr int64_t kMaxColumnBytes = int64_t{64} << 20;
 
 }  // namespace
 

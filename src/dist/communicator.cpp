@@ -35,6 +35,18 @@ void check_trade(const Trade& trade, int ranks, DeviceKind device) {
   }
 }
 
+void check_halos(const Halos& halos, DeviceKind device) {
+  for (const View& x :
+       {View(halos.from_previous), View(halos.from_next), halos.to_previous, halos.to_next}) {
+    require(x.device == device, "exchange_halos: these ranks move ",
+            device == DeviceKind::cpu ? "host" : "device", " memory only");
+    require(x.rank() > 0 && x.shape == halos.to_next.shape && x.dtype == halos.to_next.dtype &&
+                (x.dim(0) == 0 || x.select(0, 0).contiguous()),
+            "exchange_halos: neighbours swap equal numbers of contiguous blocks; got ", x.shape,
+            " beside ", halos.to_next.shape);
+  }
+}
+
 std::vector<RowRange> row_parts(int64_t rows, const Communicator* group) {
   if (group == nullptr || group->size() == 1) return {{0, rows}};
   const int64_t count = std::clamp<int64_t>(rows / group->part_rows(), 1, kMaxParts);

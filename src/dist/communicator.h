@@ -22,6 +22,16 @@ struct Trade {
 // Refuses what is none, for `ranks` ranks that move memory of `device`.
 void check_trade(const Trade& trade, int ranks, DeviceKind device);
 
+// What a rank and its neighbours in the row of ranks hand each other: [n, ...] all four, equal
+// shapes, each of the n blocks contiguous, any step from block to block. Nobody stands before the
+// first rank or after the last: what they name on that side is left alone.
+struct Halos {
+  MutView from_previous, from_next;
+  View to_previous, to_next;
+};
+
+void check_halos(const Halos& halos, DeviceKind device);
+
 // All ranks of a group make the same calls in the same order. Tensors live on the device the group
 // was made for and are contiguous, unless the call says otherwise.
 class Communicator {
@@ -34,6 +44,7 @@ class Communicator {
   // All trades at once. A rank's own blocks are left alone: whoever has something for itself puts
   // it in place.
   virtual void exchange(std::span<const Trade> trades) = 0;
+  virtual void exchange_halos(const Halos& halos) = 0;
   // out [size(), ...x.shape], rank order. x may be this rank's own block of out.
   virtual void all_gather(MutView out, View x) = 0;
   virtual void broadcast(MutView x, int root) = 0;

@@ -69,6 +69,22 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
+  void exchange_halos(const Halos& halos) override {
+    check_halos(halos, DeviceKind::cpu);
+    const int previous = rank_ > 0 ? rank_ - 1 : MPI_PROC_NULL;
+    const int next = rank_ + 1 < size_ ? rank_ + 1 : MPI_PROC_NULL;
+    const int64_t blocks = halos.to_next.dim(0);
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t bytes = halos.to_next.bytes() / blocks;
+      const auto pass_on = [&](int to, const View& sent, int from, const MutView& received) {
+        send_receive("exchange_halos", to, sent.select(0, i).data, bytes, from,
+                     received.select(0, i).mut(), bytes);
+      };
+      pass_on(next, halos.to_next, previous, halos.from_previous);
+      pass_on(previous, halos.to_previous, next, halos.from_next);
+    }
+  }
+
   void all_gather(MutView out, View x) override {
     require_host("all_gather", x);
     require_host("all_gather", out);

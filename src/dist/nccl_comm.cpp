@@ -117,6 +117,28 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  void exchange_halos(const Halos& halos) override {
+    check_halos(halos, DeviceKind::cuda);
+    const int64_t blocks = halos.to_next.dim(0);
+    if (blocks == 0) return;
+    const size_t bytes = count(halos.to_next.bytes() / blocks);
+    finish(launch("exchange_halos", [&](ncclComm_t comm) {
+      const auto swap_with = [&](int peer, const View& sent, const MutView& received) {
+        if (peer < 0 || peer >= size_) return;
+        for (int64_t i = 0; i < blocks; ++i) {
+          check(ncclSend(sent.select(0, i).data, bytes, ncclUint8, peer, comm, link_),
+                "exchange_halos");
+          check(ncclRecv(received.select(0, i).mut(), bytes, ncclUint8, peer, comm, link_),
+                "exchange_halos");
+        }
+      };
+      check(ncclGroupStart(), "exchange_halos");
+      swap_with(rank_ - 1, halos.to_previous, halos.from_previous);
+      swap_with(rank_ + 1, halos.to_next, halos.from_next);
+      check(ncclGroupEnd(), "exchange_halos");
+    }));
+  }
+
   void finish(Ticket ticket) override {
     use_device("finish");
     check(cudaStreamWaitEvent(compute_, arrived_[static_cast<size_t>(ticket) % kTickets], 0),

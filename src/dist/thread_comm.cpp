@@ -172,6 +172,12 @@ class ThreadWorld::Member final : public Communicator {
     }
   }
 
+  void exchange_halos(const Halos& halos) override {
+    check_halos(halos, DeviceKind::cpu);
+    pass_on(halos.from_previous, halos.to_next, rank_ - 1);
+    pass_on(halos.from_next, halos.to_previous, rank_ + 1);
+  }
+
   void all_gather(MutView out, View x) override {
     check("all_gather", x);
     check("all_gather", out);
@@ -207,6 +213,19 @@ class ThreadWorld::Member final : public Communicator {
     char* target = static_cast<char*>(out.mut()) + to;
     const char* source = static_cast<const char*>(group_.offer(from_rank).in) + from;
     if (bytes > 0 && target != source) std::memcpy(target, source, static_cast<size_t>(bytes));
+  }
+
+  // Everyone offers `to`; the blocks of rank `source`, if there is one, become `from`.
+  void pass_on(const MutView& from, const View& to, int source) const {
+    const int64_t width = size_of(to.dtype), blocks = to.dim(0);
+    group_.meet(rank_, {"exchange_halos", to.data, nullptr, to.bytes(), to.stride(0) * width});
+    if (source >= 0 && source < size()) {
+      for (int64_t i = 0; i < blocks; ++i) {
+        copy(from, i * from.stride(0) * width, source, i * group_.offer(source).step,
+             to.bytes() / blocks);
+      }
+    }
+    group_.part(rank_);
   }
 
   Group& group_;

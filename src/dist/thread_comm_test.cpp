@@ -54,6 +54,32 @@ TEST(ThreadComm, ExchangeTransposesBlocks) {
   }
 }
 
+// Blocks with gaps; the outer sides of the first and the last rank stay as they are.
+TEST(ThreadComm, HalosComeFromTheNeighbours) {
+  for (int size = 1; size <= 4; ++size) {
+    ThreadWorld world(size);
+    world.run([&](int rank) {
+      const auto comm = world.group(rank, all(size));
+      // Two blocks of rows 0 (halo), 1, 2, 3, 4 (halo), three values each.
+      const Tensor rows = allocate_host_tensor({2, 5, 3}, DType::f32);
+      const auto value = [&](int r, int64_t block, int64_t row, int64_t i) {
+        return float(1000 * r + 100 * block + 10 * row + i);
+      };
+      float* data = rows.view.as<float>();
+      for (int64_t i = 0; i < 30; ++i) data[i] = value(rank, i / 15, i / 3 % 5, i % 3);
+      const MutView& x = rows.view;
+      comm->exchange_halos({x.select(1, 0), x.select(1, 4), x.select(1, 1), x.select(1, 3)});
+      for (int64_t i = 0; i < 30; ++i) {
+        const int64_t block = i / 15, row = i / 3 % 5;
+        float expected = value(rank, block, row, i % 3);
+        if (row == 0 && rank > 0) expected = value(rank - 1, block, 3, i % 3);
+        if (row == 4 && rank + 1 < size) expected = value(rank + 1, block, 1, i % 3);
+        EXPECT_EQ(data[i], expected) << "rank " << rank << " of " << size << ", value " << i;
+      }
+    });
+  }
+}
+
 TEST(RowParts, CoverTheRowsInOrder) {
   const auto parts_of = [](int64_t rows, int64_t part_rows) {
     ThreadWorld world(2, part_rows);

@@ -1,5 +1,7 @@
 #include "dist/world.h"
 
+#include <numeric>
+
 #include "base/error.h"
 
 namespace orrery {
@@ -13,6 +15,7 @@ class Absent final : public Communicator {
   int size() const override { return size_; }
   void all_reduce(MutView) override { refuse("all_reduce"); }
   void exchange(std::span<const Trade>) override { refuse("exchange"); }
+  void exchange_halos(const Halos&) override { refuse("exchange_halos"); }
   void all_gather(MutView, View) override { refuse("all_gather"); }
   void broadcast(MutView, int) override { refuse("broadcast"); }
   void barrier() override { refuse("barrier"); }
@@ -34,10 +37,30 @@ MeshGroups groups_of(const Mesh& mesh, int rank, const Make& make) {
   if (mesh.tp > 1) groups.tp = make(mesh.tp_group(rank), at.tp);
   if (mesh.cp > 1) groups.cp = make(mesh.cp_group(rank), at.cp);
   if (mesh.cfg > 1) groups.cfg = make(mesh.cfg_group(rank), at.cfg);
+  if (mesh.world() > 1 && groups.everyone() == nullptr) {
+    std::vector<int> all(static_cast<size_t>(mesh.world()));
+    std::iota(all.begin(), all.end(), 0);
+    groups.world = make(all, rank);
+  }
   return groups;
 }
 
 }  // namespace
+
+Communicator* MeshGroups::everyone() const {
+  for (Communicator* group : list()) {
+    if (group->size() == mesh.world()) return group;
+  }
+  return nullptr;
+}
+
+std::vector<Communicator*> MeshGroups::list() const {
+  std::vector<Communicator*> groups;
+  for (Communicator* group : {tp.get(), cp.get(), cfg.get(), world.get()}) {
+    if (group != nullptr) groups.push_back(group);
+  }
+  return groups;
+}
 
 MeshGroups make_groups(World& world, const Mesh& mesh, int rank) {
   return groups_of(mesh, rank,

@@ -31,6 +31,11 @@ struct MeshGroups {
   Mesh mesh;
   int rank = 0;
   std::unique_ptr<Communicator> tp, cp, cfg;
+  std::unique_ptr<Communicator> world;  // only where no axis alone holds all ranks
+
+  // The group of all ranks, in their order; null for one rank.
+  Communicator* everyone() const;
+  std::vector<Communicator*> list() const;  // those that there are
 
   Mesh::Place place() const { return mesh.place(rank); }
   bool leads() const { return rank == 0; }

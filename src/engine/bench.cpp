@@ -170,16 +170,43 @@ class Bench {
   // One device, for the meshes to be held against.
   struct Alone {
     double seconds = 0;
-    std::vector<float> latents;
+    std::vector<float> latents;  // where the steps led
+    std::vector<uint8_t> rgb;    // what was decoded
   };
-  Alone step_alone() {
+  Alone alone() {
     Alone one;
+    if (options_.what == "vae") {
+      one.seconds = decode_of(&one.rgb);
+      report("VAE decode, one device", one.seconds, "s", decode_flops_ / gemm_ceiling(*backend_, dtype_));
+      report_memory();
+      return one;
+    }
     one.seconds = step_of(config_, offload_, &one.latents);
     report("one step, one device" + in_turns(), one.seconds, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
     report_memory();
     return one;
   }
-  // One step of this mesh, and how far its latents are from those of one device.
+  // The same on this mesh, and how far what it made is from what one device made.
+  void beside(const Alone& one) {
+    if (options_.what == "link") link();
+    else if (options_.what == "vae") decode_beside(one);
+    else step_beside(one);
+  }
+
+ private:
+  void decode_beside(const Alone& one) {
+    std::vector<uint8_t> rgb;
+    const double value = decode_of(&rgb);
+    const double rate = gemm_ceiling(*backend_, dtype_);
+    if (!groups_.leads()) return;
+    report({"VAE decode, " + mesh_name_, value, "s", decode_flops_ / rate, "one device in the same run", one.seconds});
+    report_memory();
+    double squares = 0;
+    for (size_t i = 0; i < rgb.size(); ++i) squares += std::pow(double(rgb[i]) - double(one.rgb[i]), 2);
+    report("frames against one device, " + mesh_name_,
+           squares > 0 ? 10 * std::log10(255.0 * 255.0 * double(rgb.size()) / squares) : 99, "dB");
+  }
+
   void step_beside(const Alone& one) {
     std::vector<float> latents;
     const double value = step_of(config_, offload_, &latents);
@@ -233,7 +260,6 @@ class Bench {
     }
   }
 
- private:
   // One line in GB/s that leave a rank, `bytes` at a time.
   void carry(const std::string& name, int64_t ranks, int64_t bytes, const std::function<void()>& collective) {
     constexpr int kTimes = 20;
@@ -268,7 +294,7 @@ class Bench {
     std::unique_ptr<Transformer> transformer;
     std::unique_ptr<Vae> vae;
     WeightStore und, gen, vae_weights;
-    std::unique_ptr<LayerStream> und_layers, gen_layers;
+    std::unique_ptr<LayerStream> gen_layers;
     std::optional<AttentionStrategy> strategy;
     std::optional<Arena> arena;
     std::optional<Run> run;
@@ -294,6 +320,22 @@ class Bench {
     return layers;
   }
 
+  // Making what files would hold is not part of a run.
+  void with_random_text(Transformer& model, const std::function<void()>& body) {
+    std::optional<WeightStore> ends;
+    std::unique_ptr<LayerStream> layers;
+    making_ += seconds([&] {
+      ends = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::und, v); }, dtype_, 1, shard());
+      layers = turning_layers(model, Tower::und);
+    });
+    body();
+    making_ += seconds([&] {
+      model.set_stream(Tower::und, nullptr);
+      layers.reset();
+      ends.reset();
+    });
+  }
+
   Setup make(TransformerConfig config, bool with_vae, Offload offload) {
     Setup out;
     const AttentionInventory inventory = inventory_of(config);
@@ -301,12 +343,12 @@ class Bench {
     out.transformer = std::make_unique<Transformer>(*backend_, config, dtype_);
     out.vae = std::make_unique<Vae>(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
     Transformer& model = *out.transformer;
-    // As the engine has it: on a device the text tower is never there as a whole.
+    // As the engine has it: on a device the text tower is never there as a whole, and after the prompts not at all.
+    std::function<void(const std::function<void()>&)> with_text;
     if (backend_->device() == DeviceKind::cpu) {
       out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
     } else {
-      out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::und, v); }, dtype_, 1, shard());
-      out.und_layers = turning_layers(model, Tower::und);
+      with_text = [this, &model](const std::function<void()>& body) { with_random_text(model, body); };
     }
     if (offload == Offload::layer) {
       out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::gen, v); }, dtype_, 2, shard());
@@ -319,7 +361,7 @@ class Bench {
     }
     const auto peak = arena_bytes(config, *out.strategy, with_vae);
     out.arena.emplace(backend_->allocate(peak));
-    out.run.emplace(Networks{*out.transformer, *out.vae, nullptr}, *out.arena, settings_, *out.strategy, prompts(),
+    out.run.emplace(Networks{*out.transformer, *out.vae, nullptr, with_text}, *out.arena, settings_, *out.strategy, prompts(),
                     VaeTiling{}, &groups_);
     out.run->set_replay(replays_ && groups_.mesh.world() == 1);
     return out;
@@ -425,7 +467,10 @@ class Bench {
     report_operations("one generation layer", operations[1], operations[0], 3);
   }
 
-  void vae() {
+  // fn(decode) with random weights and latents in place; `decode` hands frames to a sink on the leader and is
+  // collective on a mesh.
+  template <typename Fn>
+  void with_decoder(const Fn& fn) {
     Vae autoencoder(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
     const WeightStore weights =
         random_weights(*backend_, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_, 3);
@@ -434,15 +479,39 @@ class Bench {
     place_weights(dry, [&](WeightVisitor& v) { model.visit(v); }, dtype_);
     const Shape shape{vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width};
     Arena measuring = Arena::measuring(dry.device());
-    model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, [](View, View) {});
-    const double flops = total_flops(dry.stats());
+    const MeshGroups absent = make_absent_groups(groups_.mesh, groups_.rank);
+    model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, {}, absent.everyone());
+    decode_flops_ = total_flops(dry.stats());
 
     Arena arena(backend_->allocate(measuring.peak()));
     const Tensor latents = normals(shape, 1);
-    const auto decode = [&] { autoencoder.decode(arena, latents.view, {}, [](View, View) {}); };
-    decode();
-    report("VAE decode", seconds(decode), "s", flops / gemm_ceiling(*backend_, dtype_));
-    report_operations("VAE decode", profile(decode), {}, 1);
+    fn([&](const Vae::FrameSink& sink) {
+      autoencoder.decode(arena, latents.view, {}, groups_.leads() ? sink : Vae::FrameSink(), groups_.everyone());
+    });
+  }
+
+  // Seconds, after one decode that warms up and gives `rgb`.
+  double decode_of(std::vector<uint8_t>* rgb) {
+    double value = 0;
+    with_decoder([&](const auto& decode) {
+      decode([&](View, View bytes) {
+        const size_t begin = rgb->size();
+        rgb->resize(begin + static_cast<size_t>(bytes.numel()));
+        backend_->download(make_mut_view(rgb->data() + begin, bytes.shape, DType::u8), bytes);
+      });
+      value = seconds([&] { decode([](View, View) {}); });
+    });
+    return value;
+  }
+
+  void vae() {
+    with_decoder([&](const auto& with_sink) {
+      const auto decode = [&] { with_sink([](View, View) {}); };
+      decode();
+      report("VAE decode", seconds(decode), "s", decode_flops_ / gemm_ceiling(*backend_, dtype_));
+      report_operations("VAE decode", profile(decode), {}, 1);
+      report_memory();
+    });
   }
 
   // A line with the operations of one layer in the middle of an evaluation, on both streams: from the end of one
@@ -450,9 +519,7 @@ class Bench {
   void trace(Run& run, int step) {
     const auto observe = [&](WorkObserver* observer) {
       backend_->set_observer(observer);
-      for (Communicator* group : {groups_.tp.get(), groups_.cp.get(), groups_.cfg.get()}) {
-        if (group != nullptr) group->set_observer(observer);
-      }
+      for (Communicator* group : groups_.list()) group->set_observer(observer);
     };
     const std::unique_ptr<Timeline> timeline = make_timeline(*backend_);
     observe(timeline.get());
@@ -492,7 +559,8 @@ class Bench {
     run.step(0, nullptr);
     run.decode([](View, View) {});
     double steps = 0, decode = 0;
-    const double total = seconds([&] {
+    making_ = 0;
+    double total = seconds([&] {
       run.prefill();
       run.start(&noise, false, {});
       steps = seconds([&] {
@@ -500,12 +568,13 @@ class Bench {
       });
       decode = seconds([&] { run.decode([](View, View) {}); });
     });
+    total -= making_;
+    report_memory();  // of the run: measuring the ceiling takes memory, too
     const double rate = gemm_ceiling(*backend_, dtype_);
     report(concat(settings_.schedule.num_steps(), " denoising steps"), steps, "s",
            step_flops_ * settings_.schedule.num_steps() / rate);
     report("VAE decode in the run", decode, "s");
     report("prompt to frames", total, "s");
-    report_memory();
   }
 
   std::string in_turns() const { return offload_ == Offload::layer ? ", layers in turns" : ""; }
@@ -642,7 +711,8 @@ class Bench {
   Offload offload_;
   bool replays_;
   Settings settings_;
-  double step_flops_ = 0;
+  double step_flops_ = 0, decode_flops_ = 0;
+  double making_ = 0;  // seconds spent on random weights within a run
 };
 
 // From the files of a checkpoint to the device, both towers.
@@ -691,8 +761,8 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
   } else if (meshes.empty()) {
     return options.what == "load" ? bench_load(options, engine, line) : Bench(options, engine, line).run();
   }
-  require(options.what == "step" || options.what == "link", "bench ", options.what,
-          " runs on one device; step and link take meshes");
+  require(options.what == "step" || options.what == "link" || options.what == "vae", "bench ", options.what,
+          " runs on one device; step, vae and link take meshes");
   std::optional<Bench::Alone> one;  // of rank 0
   for (const MeshCase& mesh : meshes) {
     EngineOptions of_mesh = engine;
@@ -705,16 +775,14 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
     const auto place = [&](int rank) { return static_cast<size_t>(rank - local.front()); };
     world->run([&](int rank) {
       const EngineOptions mine = options_of_rank(of_mesh, *world, rank);
-      if (rank == 0 && !one && options.what == "step") one = Bench(options, mine, line).step_alone();
+      if (rank == 0 && !one && options.what != "link") one = Bench(options, mine, line).alone();
       auto bench = std::make_unique<Bench>(options, mine, line);
       bench->join(*world, mesh, rank);
       ranks[place(rank)] = std::move(bench);
     });
     world->run(
         [&](int rank) {
-          const std::unique_ptr<Bench>& bench = ranks[place(rank)];
-          if (options.what == "link") bench->link();
-          else bench->step_beside(rank == 0 ? *one : Bench::Alone{});
+          ranks[place(rank)]->beside(rank == 0 && one ? *one : Bench::Alone{});
         },
         [&] {
           for (const auto& bench : ranks) bench->leave();

@@ -449,11 +449,14 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
       }
     });
     generation.reset();
-    // The next chunk takes over decoded frames: then every rank decodes them, to the same bytes.
-    if (!leads && chunk + 1 == settings.chunks()) return {};
+    // The ranks decode together. The next chunk takes over decoded frames, on every rank; the last one's are
+    // rank 0's alone.
+    const bool wants = leads || chunk + 1 < settings.chunks();
+    if (!wants && !run->shares_decode()) return {};
     const int64_t fresh = settings.frames - result.frames.count;
     stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
       const ModelWeights::Use vae(*state.weights, Part::vae);
+      if (!wants) return run->decode({});
       ChunkFrames made(backend, settings, chunk, result.frames);
       run->decode([&](View bytes, View frames) {
         made.take(bytes, frames);
@@ -461,6 +464,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
       });
       carried = made.carried();
     });
+    if (!wants) return {};
   }
   if (settings.sound_frames > 0) {
     stages.run("sound", 1, [&] { result.sound = run->decode_sound(); });

@@ -55,22 +55,18 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
 
 MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows) {
   MeshGroups groups = make_groups(world, mesh, rank);
-  for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg}) {
+  for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg, &groups.world}) {
     if (*group) *group = make_communicator(std::move(*group), backend, part_rows);
   }
   return groups;
 }
 
 void abort(const MeshGroups& groups) {
-  for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
-    if (group != nullptr) group->abort();
-  }
+  for (Communicator* group : groups.list()) group->abort();
 }
 
 void renew(const MeshGroups& groups) {
-  for (Communicator* group : {groups.tp.get(), groups.cp.get(), groups.cfg.get()}) {
-    if (group != nullptr) group->renew();
-  }
+  for (Communicator* group : groups.list()) group->renew();
 }
 
 }  // namespace orrery

@@ -318,16 +318,13 @@ void Run::require_finite(int i, float timestep) {
 
 // The lowest of the values that the ranks of this run bring.
 float Run::lowest_of_ranks(float value) const {
-  if (groups_ == nullptr) return value;
-  for (Communicator* group : {groups_->tp.get(), groups_->cp.get(), groups_->cfg.get()}) {
-    if (group == nullptr) continue;
-    const Tensor mine = backend_.allocate_tensor({1}, DType::f32);
-    const Tensor all = backend_.allocate_tensor({group->size()}, DType::f32);
-    backend_.fill(mine.view, value);
-    group->all_gather(all.view, mine.view);
-    for (float other : download(all.view)) value = std::min(value, other);
-  }
-  return value;
+  if (everyone() == nullptr) return value;
+  const Tensor mine = backend_.allocate_tensor({1}, DType::f32);
+  const Tensor all = backend_.allocate_tensor({everyone()->size()}, DType::f32);
+  backend_.fill(mine.view, value);
+  everyone()->all_gather(all.view, mine.view);
+  const std::vector<float> values = download(all.view);
+  return *std::min_element(values.begin(), values.end());
 }
 
 // Runs the step again with a probe after every layer: slow, but it happens once, before giving up. Ranks that
@@ -366,12 +363,18 @@ void Run::name_non_finite(int i, float timestep) {
 void Run::decode(const FrameSink& sink) {
   backend_.forget_replays();  // they hold on to the backend's scratch memory
   std::vector<uint8_t> host;
-  networks_.vae.decode(arena_, vision_.sample.view, tiling_, [&](View frames, View bytes) {
+  const auto deliver = [&](View frames, View bytes) {
     host.resize(static_cast<size_t>(bytes.numel()));
     const MutView copy = make_mut_view(host.data(), bytes.shape, DType::u8);
     backend_.download(copy, bytes);
     sink(copy, frames);
-  });
+  };
+  networks_.vae.decode(arena_, vision_.sample.view, tiling_, sink ? Vae::FrameSink(deliver) : Vae::FrameSink(),
+                       everyone());
+}
+
+bool Run::shares_decode() const {
+  return networks_.vae.shares_decode(settings_.latent_height, settings_.latent_width, tiling_, everyone());
 }
 
 std::vector<std::vector<float>> Run::decode_sound() {

@@ -62,7 +62,9 @@ class Run {
   // Frames in order: `bytes` u8 [n, H, W, 3] in host memory and the same as f32 in [-1, 1] on the
   // backend, both valid during the call. A dry run does not call `sink`.
   using FrameSink = std::function<void(View bytes, View frames)>;
+  // Of all ranks when they share it; an empty sink then only helps the others.
   void decode(const FrameSink& sink);
+  bool shares_decode() const;
   // [channels, samples]: whole latent frames of sound. Empty without sound.
   std::vector<std::vector<float>> decode_sound();
 
@@ -109,6 +111,7 @@ class Run {
   GenInput input(bool with_controls) const;
   void set_timestep(float timestep);
   void evaluate(size_t context, bool may_replay);
+  Communicator* everyone() const { return groups_ != nullptr ? groups_->everyone() : nullptr; }
   float lowest_of_ranks(float value) const;
   void require_finite(int step, float timestep);
   [[noreturn]] void name_non_finite(int step, float timestep);

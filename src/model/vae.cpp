@@ -153,16 +153,39 @@ void Vae::make_doublings() {
   }
 }
 
-void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
-  const int64_t total = z.dim(0), channels = z.dim(3);
+// Puts the rows that the ranks have made together.
+static MutView gather_rows(Backend& backend, Arena& arena, View mine, int64_t rows, int64_t scale,
+                           Communicator& ranks) {
+  const auto range = [&](int rank) { return rows_of_rank(rows, ranks.size(), rank); };
+  const int64_t frames = mine.dim(0), width = mine.dim(2), channels = mine.dim(3);
+  const MutView whole = arena.make({frames, rows * scale, width, channels}, mine.dtype);
+  Arena::Scope scope(arena);
+  const MutView all =
+      arena.make({ranks.size(), frames, range(0).count * scale, width, channels}, mine.dtype);
+  const MutView block = all.select(0, ranks.rank());
+  backend.fill(block.slice(1, mine.dim(1), block.dim(1) - mine.dim(1)), 0.0f);
+  backend.copy(block.slice(1, 0, mine.dim(1)), mine);
+  if (!backend.is_dry()) ranks.all_gather(all, block);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const auto [begin, count] = range(rank);
+    backend.copy(whole.slice(1, begin * scale, count * scale),
+                 all.select(0, rank).slice(1, 0, count * scale));
+  }
+  return whole;
+}
+
+void Vae::decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSink& done) {
+  const int64_t total = z.dim(0), rows = z.dim(1), channels = z.dim(3);
   const int64_t scale = config_.scale_factor_spatial / config_.patch_size;
-  const int64_t bytes = config_.scale_factor_temporal * z.dim(1) * z.dim(2) * scale * scale *
+  // Of the rank with the most rows: all must agree.
+  const int64_t most = ranks != nullptr ? rows_of_rank(rows, ranks->size(), 0).count : rows;
+  const int64_t bytes = config_.scale_factor_temporal * most * z.dim(2) * scale * scale *
                         config_.decoder_base_dim * size_of(options_.dtype);
   const int64_t chunk = chunk_size(options_.decode_chunk, bytes, total, backend_.device());
   Arena::Scope scope(arena);
   make_doublings();
-  VaePass pass(backend_, arena, options_.dtype, weights_->decoder, VaePass::Half::decoder, z.dim(1),
-               z.dim(2), count_chunks(total, chunk), doubling_);
+  VaePass pass(backend_, arena, options_.dtype, weights_->decoder, VaePass::Half::decoder, rows,
+               z.dim(2), count_chunks(total, chunk), doubling_, ranks);
   for_each_chunk(total, chunk, [&](int64_t begin, int64_t latents) {
     Arena::Scope chunk_scope(arena);
     MutView frames = arena.make(pass.output_shape(latents), options_.dtype);
@@ -172,7 +195,7 @@ void Vae::decode_frames(Arena& arena, View z, const ChunkSink& done) {
                       weights_->post_quant.weight.reshape({channels, channels}),
                       {.bias = weights_->post_quant.bias});
     });
-    done(frames);
+    done(ranks != nullptr ? gather_rows(backend_, arena, frames, rows, scale, *ranks) : frames);
   });
 }
 
@@ -231,7 +254,7 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
           {total, rows[i].size * from_latent, columns[j].size * from_latent, config_.out_channels},
           options_.dtype);
       int64_t at = 0;
-      decode_frames(arena, part, [&](MutView chunk) {
+      decode_frames(arena, part, nullptr, [&](MutView chunk) {
         backend_.copy(tile.slice(0, at, chunk.dim(0)), chunk);
         at += chunk.dim(0);
       });
@@ -281,7 +304,19 @@ void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& ti
   check_finite(latents, kOp);
 }
 
-void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink) {
+bool Vae::cuts_decode(int64_t height, int64_t width, const VaeTiling& tiling) const {
+  const int64_t limit = tiling.tile / config_.scale_factor_spatial;
+  return tiling.enabled && (height > limit || width > limit);
+}
+
+bool Vae::shares_decode(int64_t height, int64_t width, const VaeTiling& tiling,
+                        const Communicator* ranks) const {
+  return ranks != nullptr && ranks->size() > 1 && height >= ranks->size() &&
+         !cuts_decode(height, width, tiling);
+}
+
+void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink,
+                 Communicator* ranks) {
   constexpr const char* kOp = "vae decode";
   require(latents.rank() == 4 && latents.dim(0) == config_.z_dim && latents.numel() > 0 &&
               latents.dtype == DType::f32 && latents.contiguous(),
@@ -289,8 +324,9 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
           ", expected contiguous [", config_.z_dim, ", frames, height, width] f32");
   const int64_t factor = config_.scale_factor_spatial, patch = config_.patch_size;
   if (tiling.enabled) check_tiling(tiling, factor);
-  const int64_t limit = tiling.tile / factor;
-  const bool tiled = tiling.enabled && (latents.dim(2) > limit || latents.dim(3) > limit);
+  const bool tiled = cuts_decode(latents.dim(2), latents.dim(3), tiling);
+  if (!shares_decode(latents.dim(2), latents.dim(3), tiling, ranks)) ranks = nullptr;
+  const bool only_helps = ranks != nullptr && !sink && !backend_.is_dry();
   check_finite(latents, kOp);
 
   Arena::Scope scope(arena);
@@ -299,6 +335,7 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   denormalise(z, latents);
   int64_t at = 0;
   const auto deliver = [&](MutView chunk) {
+    if (only_helps) return;
     Arena::Scope chunk_scope(arena);
     const int64_t frames = chunk.dim(0), height = chunk.dim(1), width = chunk.dim(2);
     MutView pixels = arena.make({frames, height * patch, width * patch, 3}, DType::f32);
@@ -328,7 +365,7 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
           [&](int64_t begin, int64_t frames) { deliver(picture.slice(0, begin, frames)); });
     });
   } else {
-    decode_frames(arena, z, deliver);
+    decode_frames(arena, z, ranks, deliver);
   }
 }
 

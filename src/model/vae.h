@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "base/json.h"
+#include "dist/communicator.h"
 #include "model/weights.h"
 
 namespace orrery {
@@ -76,20 +77,28 @@ class Vae {
   // 1], `bytes` u8 the same in [0, 255]; the views are valid during the call only. A tiled decode
   // hands over nothing before the last tile is done. A dry run does not call `sink`. Throws
   // Error{numeric} naming the latent or the frame that is not finite.
+  //
+  // `ranks`: a group that decodes the same latents together, each rank some rows: every rank calls,
+  // and one without a `sink` only helps. When shares_decode() says no, a call decodes by itself.
   using FrameSink = std::function<void(View frames, View bytes)>;
-  void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink);
+  void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink,
+              Communicator* ranks = nullptr);
+  // Whether latents of this size are decoded by all ranks: whole frames of as many rows or more.
+  bool shares_decode(int64_t height, int64_t width, const VaeTiling& tiling,
+                     const Communicator* ranks) const;
 
  private:
   // One pass of the network over whole frames; `done` gets each chunk's result, channels last.
   using ChunkSink = std::function<void(MutView chunk)>;
   void encode_frames(Arena& arena, View pixels, const ChunkSink& done);
-  void decode_frames(Arena& arena, View z, const ChunkSink& done);
+  void decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSink& done);
   void encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done);
   void decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done);
   void normalise(MutView latents, View mean);
   void denormalise(MutView z, View latents);
   void make_doublings();
   void check_finite(View latents, const char* what);
+  bool cuts_decode(int64_t height, int64_t width, const VaeTiling& tiling) const;
 
   Backend& backend_;
   VaeConfig config_;

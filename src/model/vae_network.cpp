@@ -1,6 +1,9 @@
 #include "model/vae_network.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 
@@ -21,6 +24,13 @@ View vector_of(View gamma) { return gamma.reshape({-1}); }
 
 // [C, C, 3, 3] as a convolution over one frame.
 View image_kernel(View weight) { return weight.unsqueeze(2); }
+
+// fn(rows of out, rows of x) for stretches that lie dense in both.
+template <typename Fn>
+void each_stretch(MutView out, View x, const Fn& fn) {
+  if (out.contiguous() && x.contiguous()) return fn(rows_of(out), rows_of(x));
+  for (int64_t t = 0; t < x.dim(0); ++t) fn(rows_of(out.select(0, t)), rows_of(x.select(0, t)));
+}
 
 // x [T * f, ...] -> frames a, a + f, a + 2f, ... [T, ...]
 View every(View x, int64_t factor, int64_t a) {
@@ -77,16 +87,23 @@ DoublingWeights make_doubling(Backend& backend, const ConvWeights& conv, DType d
   return doubling;
 }
 
-// The input buffer of a causal convolution: remembered frames, then this chunk's.
+RowRange rows_of_rank(int64_t rows, int ranks, int rank) {
+  const int64_t each = rows / ranks, extra = rows % ranks;
+  return {rank * each + std::min<int64_t>(rank, extra), each + (rank < extra ? 1 : 0)};
+}
+
+// The input buffer of a causal convolution: remembered frames, then this chunk's. With a halo, every
+// frame has the neighbours' rows around this rank's.
 struct VaePass::Input {
-  MutView frames;   // [remembered + T, H, W, C]
-  MutView current;  // the last T of them
+  MutView frames;   // [remembered + T, halo + H + halo, W, C]
+  MutView current;  // the last T of them, without the halo
   FrameCache* cache;
+  int64_t remembered, halo;
 };
 
 VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
                  int64_t height, int64_t width, int64_t chunks,
-                 std::span<const DoublingWeights> doubling)
+                 std::span<const DoublingWeights> doubling, Communicator* ranks)
     : backend_(backend),
       arena_(arena),
       dtype_(dtype),
@@ -95,16 +112,27 @@ VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights&
       height_(height),
       width_(width),
       chunks_left_(chunks),
-      doubling_(doubling) {
+      doubling_(doubling),
+      ranks_(ranks),
+      share_(ranks != nullptr ? rows_of_rank(height, ranks->size(), ranks->rank())
+                              : RowRange{0, height}) {
   make_caches();
 }
 
 void VaePass::make_caches() {
-  int64_t height = height_, width = width_;
+  int64_t height = height_, width = width_, halo = 0;
   const auto add = [&](int64_t channels, int64_t kept = kKept) {
     FrameCache cache;
-    if (chunks_left_ > 1) cache.frames = arena_.make({kept, height, width, channels}, dtype_);
+    if (chunks_left_ > 1) {
+      cache.frames = arena_.make({kept, height + 2 * halo, width, channels}, dtype_);
+    }
     caches_.push_back(cache);
+  };
+  // Of a convolution in time alone.
+  const auto add_without_halo = [&](int64_t channels) {
+    const int64_t around = std::exchange(halo, 0);
+    add(channels);
+    halo = around;
   };
   const auto add_resnet = [&](const ResnetWeights& resnet) {
     add(resnet.in);
@@ -115,8 +143,10 @@ void VaePass::make_caches() {
   };
   add(weights_.in);
   if (half_ == Half::decoder) add_middle();
+  height = share_.count;
+  halo = ranks_ != nullptr ? 1 : 0;
   for (const LevelWeights& level : weights_.levels) {
-    if (half_ == Half::decoder && level.temporal) add(level.out);
+    if (half_ == Half::decoder && level.temporal) add_without_halo(level.out);
     for (const ResnetWeights& resnet : level.resnets) add_resnet(resnet);
     if (half_ == Half::decoder) {
       height *= level.space_factor();
@@ -138,22 +168,45 @@ Shape VaePass::level_shape(const Shape& in, const LevelWeights& level) const {
 }
 
 Shape VaePass::output_shape(int64_t frames) const {
-  Shape shape{frames, height_, width_, weights_.in};
+  Shape shape{frames, share_.count, width_, weights_.in};
   for (const LevelWeights& level : weights_.levels) shape = level_shape(shape, level);
   shape[3] = weights_.out;
   return shape;
 }
 
-VaePass::Input VaePass::open(FrameCache& cache, Shape shape) {
+// In the arena; or as one of equal ones, number `place`, in `room`.
+VaePass::Input VaePass::open(FrameCache& cache, Shape shape, int64_t halo, MutView room,
+                             int place) {
   Input input;
   input.cache = &cache;
-  const int64_t remembered = input.cache->empty ? 0 : input.cache->frames.dim(0);
-  const int64_t frames = shape[0];
-  shape[0] += remembered;
-  input.frames = arena_.make(shape, dtype_);
-  input.current = input.frames.slice(0, remembered, frames);
-  if (remembered > 0) backend_.copy(input.frames.slice(0, 0, remembered), input.cache->frames);
+  input.remembered = cache.empty ? 0 : cache.frames.dim(0);
+  input.halo = halo;
+  const int64_t frames = shape[0], rows = shape[1];
+  shape[0] += input.remembered;
+  shape[1] += 2 * halo;
+  if (room) {
+    const int64_t size = shape.numel();
+    input.frames = room.reshape({-1}).slice(0, place * size, size).reshape(
+        {shape[0], shape[1], shape[2], shape[3]});
+  } else {
+    input.frames = arena_.make(shape, dtype_);
+  }
+  input.current = input.frames.slice(0, input.remembered, frames).slice(1, halo, rows);
+  if (input.remembered > 0) {
+    backend_.copy(input.frames.slice(0, 0, input.remembered), cache.frames);
+  }
   return input;
+}
+
+// The first and last row of x [T, 1 + H + 1, W, C]: the neighbours' next ones, zeros outside of the
+// picture.
+void VaePass::fill_halo(MutView x) {
+  const int64_t last = x.dim(1) - 1;
+  if (ranks_->rank() == 0) backend_.fill(x.select(1, 0), 0.0f);
+  if (ranks_->rank() + 1 == ranks_->size()) backend_.fill(x.select(1, last), 0.0f);
+  if (backend_.is_dry()) return;
+  ranks_->exchange_halos(
+      {x.select(1, 0), x.select(1, last), x.select(1, 1), x.select(1, last - 1)});
 }
 
 void VaePass::keep(const Input& input) {
@@ -170,39 +223,49 @@ void VaePass::keep(const Input& input) {
 }
 
 void VaePass::conv(MutView out, const Input& input, const ConvWeights& weights, View residual) {
-  const int64_t side = (weights.weight.dim(3) - 1) / 2;
+  const int64_t side = (weights.weight.dim(3) - 1) / 2, missing = side - input.halo;
+  if (input.halo > 0) {
+    fill_halo(input.frames.slice(0, input.remembered, input.current.dim(0)));
+  }
   Conv3d options;
-  options.pad_before = {input.cache->empty ? kKept : 0, side, side};
-  options.pad_after = {0, side, side};
+  options.pad_before = {input.cache->empty ? kKept : 0, missing, side};
+  options.pad_after = {0, missing, side};
   backend_.conv3d(out, input.frames, weights.weight, weights.bias, options, residual);
   keep(input);
 }
 
 void VaePass::norm_silu(MutView out, View x, View gamma) {
-  backend_.rms_norm(rows_of(out), rows_of(x), vector_of(gamma),
-                    {.kind = NormKind::channel, .silu = true});
+  each_stretch(out, x, [&](MutView to, View from) {
+    backend_.rms_norm(to, from, vector_of(gamma), {.kind = NormKind::channel, .silu = true});
+  });
 }
 
-// `out` may be `x` itself: then the block adds to it in place.
-void VaePass::resnet(MutView out, View x, const ResnetWeights& weights) {
+// `out` may be `x` itself: then the block adds to it in place. `spent`: the first convolution's
+// input, where x lies already; x is gone afterwards. `room`: memory for both inputs.
+void VaePass::resnet(MutView out, View x, const ResnetWeights& weights, const Input* spent,
+                     MutView room) {
   View residual = x;
   if (weights.in != weights.out) {
-    backend_.linear(rows_of(out), rows_of(x), matrix_of(weights.shortcut.weight),
-                    {.bias = weights.shortcut.bias});
+    each_stretch(out, x, [&](MutView to, View from) {
+      backend_.linear(to, from, matrix_of(weights.shortcut.weight),
+                      {.bias = weights.shortcut.bias});
+    });
     residual = out;
   }
   Arena::Scope scope(arena_);
   FrameCache& first_cache = take_cache();
   // The second convolution's input comes first in the arena, since it outlives the first one's: the
-  // first convolution writes straight into it, and the norm works there in place.
-  const Input second = open(take_cache(), out.shape);
+  // first convolution writes straight into it, and the norm works there in place. With a halo its
+  // frames do not touch, which libraries write by way of a copy: a buffer between is as large.
+  const Input second = open(take_cache(), out.shape, halo_, room, 1);
+  const MutView between = halo_ == 0 ? second.current : arena_.make(out.shape, dtype_);
   {
     Arena::Scope inner(arena_);
-    const Input first = open(first_cache, x.shape);
+    const Input first = spent != nullptr ? *spent : open(first_cache, x.shape, halo_, room, 0);
     norm_silu(first.current, x, weights.norm1);
-    conv(second.current, first, weights.conv1);
+    conv(between, first, weights.conv1);
   }
-  norm_silu(second.current, second.current, weights.norm2);
+  norm_silu(second.current, between, weights.norm2);
   conv(out, second, weights.conv2, residual);
 }
 
@@ -235,11 +298,15 @@ void VaePass::middle(MutView x) {
 }
 
 // x stays as it is, for the shortcut of the level.
-void VaePass::resnets(MutView out, View x, const LevelWeights& level) {
+void VaePass::resnets(MutView out, View x, const LevelWeights& level, const Input* spent) {
   View in = x;
+  MutView room;
   for (const ResnetWeights& weights : level.resnets) {
-    resnet(out, in, weights);
+    resnet(out, in, weights, spent, room);
     in = out;
+    // What has been spent holds both inputs of each later block.
+    if (spent != nullptr && level.in >= 2 * level.out) room = spent->frames;
+    spent = nullptr;
   }
 }
 
@@ -256,8 +323,8 @@ void VaePass::level_down(MutView out, View x, const LevelWeights& level) {
 }
 
 void VaePass::level_up(MutView out, View x, const LevelWeights& level,
-                       const DoublingWeights* doubling) {
-  if (!level.resamples) return resnets(out, x, level);
+                       const DoublingWeights* doubling, const Input* spent) {
+  if (!level.resamples) return resnets(out, x, level, spent);
   const Shape shape{x.dim(0), x.dim(1), x.dim(2), level.out};
   Arena::Scope scope(arena_);
   if (!level.temporal) {
@@ -271,7 +338,7 @@ void VaePass::level_up(MutView out, View x, const LevelWeights& level,
     resnets(y, x, level);
     upsample(out, {y}, x, level, *doubling);
   } else {
-    const Input input = open(cache, shape);
+    const Input input = open(cache, shape, 0);
     resnets(input.current, x, level);
     MutView pair = arena_.make({shape[0], shape[1], shape[2], 2 * level.out}, dtype_);
     conv(pair, input, level.time_conv);
@@ -288,7 +355,7 @@ void VaePass::downsample(MutView out, View x, const LevelWeights& level) {
     return;
   }
   Arena::Scope scope(arena_);
-  const Input input = open(take_cache(), {x.dim(0), out.dim(1), out.dim(2), level.out});
+  const Input input = open(take_cache(), {x.dim(0), out.dim(1), out.dim(2), level.out}, 0);
   backend_.conv3d(input.current, x, kernel, level.resample.bias, halve);
   if (first_) {
     // The first frame is not halved in time; it only is the next chunk's history.
@@ -324,14 +391,15 @@ void VaePass::upsample(MutView out, std::initializer_list<View> parts, View x,
     Arena::Scope scope(arena_);
     const int64_t frames = part.dim(0), a = time - count + part_index;
     View dense = part;
-    if (!part.contiguous()) {
-      const MutView copied = arena_.make(part.shape, dtype_);
-      backend_.copy(copied, part);
+    if (halo_ > 0 || !part.contiguous()) {
+      const MutView copied = arena_.make({frames, height + 2 * halo_, width, channels}, dtype_);
+      backend_.copy(copied.slice(1, halo_, height), part);
+      if (halo_ > 0) fill_halo(copied);
       dense = copied;
     }
     MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
     backend_.conv3d(places, dense, doubling.weight.view, doubling.bias.view,
-                    {.pad_before = {0, 1, 1}, .pad_after = {0, 1, 1}});
+                    {.pad_before = {0, 1 - halo_, 1}, .pad_after = {0, 1 - halo_, 1}});
     const View to_frames = every(out, count, part_index++);
     for (int64_t b = 0; b < space; ++b) {
       for (int64_t d = 0; d < space; ++d) {
@@ -378,6 +446,14 @@ void VaePass::add_averages(MutView out, View x, const LevelWeights& level) {
   }
 }
 
+// Whether a level of the decoder can use its input up: nothing needs it once the first resnet has
+// begun. Caches of the last level then are the last ones, two for each resnet, before the head's.
+bool VaePass::spends_input(size_t level) const {
+  if (half_ == Half::encoder || level == 0 || level + 1 != weights_.levels.size()) return false;
+  const LevelWeights& last = weights_.levels[level];
+  return !last.resamples && last.resnets.front().in != last.resnets.front().out;
+}
+
 void VaePass::run(MutView out, int64_t frames, const std::function<void(MutView)>& write_input) {
   Arena::Scope scope(arena_);
   next_cache_ = 0;
@@ -386,25 +462,41 @@ void VaePass::run(MutView out, int64_t frames, const std::function<void(MutView)
   MutView x = arena_.make({frames, height_, width_, width}, dtype_);
   {
     Arena::Scope input_scope(arena_);
-    const Input input = open(take_cache(), {frames, height_, width_, weights_.in});
+    const Input input = open(take_cache(), {frames, height_, width_, weights_.in}, 0);
     write_input(input.current);
     conv(x, input, weights_.conv_in);
   }
   if (decodes) middle(x);
+  if (ranks_ != nullptr) {
+    // So far, a few percent of the whole, every rank has done the same: the middle's attention sees
+    // all rows.
+    const View mine = x.slice(1, share_.begin, share_.count);
+    x = arena_.make(mine.shape, dtype_);
+    backend_.copy(x, mine);
+    halo_ = 1;
+  }
+  std::optional<Input> spent;
   for (size_t i = 0; i < weights_.levels.size(); ++i) {
     const LevelWeights& level = weights_.levels[i];
-    MutView y = arena_.make(level_shape(x.shape, level), dtype_);
+    const Shape shape = level_shape(x.shape, level);
+    const std::optional<Input> mine = std::exchange(spent, std::nullopt);
+    if (spends_input(i + 1)) {
+      const size_t first = caches_.size() - 1 - 2 * weights_.levels.back().resnets.size();
+      spent = open(caches_[first], shape, halo_);
+    }
+    const MutView y = spent ? spent->current : arena_.make(shape, dtype_);
     if (decodes) {
-      level_up(y, x, level, level.resamples ? &doubling_[i] : nullptr);
+      level_up(y, x, level, level.resamples ? &doubling_[i] : nullptr, mine ? &*mine : nullptr);
     } else {
       level_down(y, x, level);
     }
     x = y;
   }
   if (!decodes) middle(x);
-  const Input head = open(take_cache(), x.shape);
+  const Input head = open(take_cache(), x.shape, halo_);
   norm_silu(head.current, x, weights_.norm_out);
   conv(out, head, weights_.conv_out);
+  halo_ = 0;
   first_ = false;
   --chunks_left_;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "dist/communicator.h"
 #include "model/vae_weights.h"
 #include "tensor/tensor.h"
 
@@ -32,6 +33,10 @@ struct DoublingWeights {
 // Sums are made in f32 and rounded to `dtype` once.
 DoublingWeights make_doubling(Backend& backend, const ConvWeights& conv, DType dtype);
 
+// Which rows of `rows` rank `rank` of `ranks` works on: every rank one or more, the first ones the
+// most.
+RowRange rows_of_rank(int64_t rows, int ranks, int rank);
+
 // One stretch of video through one half of the network: feed the first frame alone, then chunks of
 // any number of latent frames. Caches lie in the arena for the life of the pass, scratch only for
 // the life of a call.
@@ -41,35 +46,41 @@ class VaePass {
 
   // H, W: size of the half's input (patchified pixels, or latents). `chunks`: how many are coming;
   // with one, nothing is remembered. `doubling`: of the decoder's levels, empty for those that do
-  // not resample.
+  // not resample. `ranks` (decoder; null: this one): they make a picture together, each its rows
+  // from the first level on. Every convolution then sees the rows beside them, which come from the
+  // neighbours: no seams. All ranks run the same chunks.
   VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
           int64_t height, int64_t width, int64_t chunks,
-          std::span<const DoublingWeights> doubling = {});
+          std::span<const DoublingWeights> doubling = {}, Communicator* ranks = nullptr);
 
   // Allocates nothing that outlives the call: `out` is the caller's, [frames', H', W', C'] as
   // output_shape() says. `write_input` fills the input frames [frames, H, W, in].
   void run(MutView out, int64_t frames, const std::function<void(MutView input)>& write_input);
-  Shape output_shape(int64_t frames) const;  // of the chunk that comes next
+  Shape output_shape(int64_t frames) const;  // of the chunk that comes next, this rank's rows
 
  private:
   struct Input;
   FrameCache& take_cache() { return caches_[next_cache_++]; }
-  Input open(FrameCache& cache, Shape frames_shape);
+  Input open(FrameCache& cache, Shape frames_shape, int64_t halo, MutView room = {}, int place = 0);
   void conv(MutView out, const Input& input, const ConvWeights& weights, View residual = {});
   void keep(const Input& input);
+  void fill_halo(MutView rows);
 
   void norm_silu(MutView out, View x, View gamma);
-  void resnet(MutView out, View x, const ResnetWeights& weights);
+  void resnet(MutView out, View x, const ResnetWeights& weights, const Input* spent = nullptr,
+              MutView room = {});
   void attention(MutView x, const ImageAttentionWeights& weights);
   void middle(MutView x);
   void level_down(MutView out, View x, const LevelWeights& level);
-  void level_up(MutView out, View x, const LevelWeights& level, const DoublingWeights* doubling);
-  void resnets(MutView out, View x, const LevelWeights& level);
+  void level_up(MutView out, View x, const LevelWeights& level, const DoublingWeights* doubling,
+                const Input* spent);
+  void resnets(MutView out, View x, const LevelWeights& level, const Input* spent = nullptr);
   void downsample(MutView out, View x, const LevelWeights& level);
   void upsample(MutView out, std::initializer_list<View> parts, View x, const LevelWeights& level,
                 const DoublingWeights& doubling);
   void add_averages(MutView out, View x, const LevelWeights& level);
   Shape level_shape(const Shape& in, const LevelWeights& level) const;
+  bool spends_input(size_t level) const;
   void make_caches();
 
   Backend& backend_;
@@ -80,6 +91,9 @@ class VaePass {
   int64_t height_, width_;
   int64_t chunks_left_;
   std::span<const DoublingWeights> doubling_;
+  Communicator* ranks_;  // null: this one alone
+  RowRange share_;       // of the rows of latents
+  int64_t halo_ = 0;     // rows on either side that convolutions find in their input
   bool first_ = true;
   std::vector<FrameCache> caches_;  // in the order they are taken
   size_t next_cache_ = 0;

@@ -4,11 +4,14 @@
 
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "backend/dry_run.h"
 #include "cpu/cpu_backend.h"
+#include "dist/thread_comm.h"
 #include "expect_error.h"
+#include "model/vae_network.h"
 #include "model/vae_tiling.h"
 #include "scratch_folder.h"
 
@@ -192,6 +195,38 @@ class Bench {
   Vae vae_;
   size_t last_peak_ = 0;
 };
+
+// Frames that rank 0 gets when `ranks` threads decode together; the others only help.
+Values decode_together(int ranks, const VaeConfig& config, const VaeOptions& options,
+                       const Clip& latents) {
+  Values video;
+  ThreadWorld world(ranks);
+  std::vector<int> everyone(static_cast<size_t>(ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  world.run([&](int rank) {
+    const std::unique_ptr<Backend> backend = cpu::make_cpu_backend();
+    Vae vae(*backend, config, options);
+    RandomWeights weights;
+    vae.visit(weights);
+    const MeshGroups absent = make_absent_groups({.tp = ranks}, rank);
+    const size_t peak = dry_peak(config, options, [&](Vae& dry, Arena& arena) {
+      dry.decode(arena, latents.view(), {}, {}, absent.tp.get());
+    });
+    Arena arena(backend->allocate(peak));
+    const auto group = world.group(rank, everyone);
+    EXPECT_TRUE(vae.shares_decode(latents.shape[2], latents.shape[3], {}, group.get()));
+    const Vae::FrameSink sink = [&](View frames, View) {
+      video.insert(video.end(), frames.as<float>(), frames.as<float>() + frames.numel());
+    };
+    vae.decode(arena, latents.view(), {}, rank == 0 ? sink : Vae::FrameSink(), group.get());
+    EXPECT_LE(arena.peak(), peak);
+    if (rank == 0) {
+      EXPECT_EQ(arena.peak(), peak);
+    }
+    EXPECT_EQ(arena.used(), 0u);
+  });
+  return video;
+}
 
 VaeOptions chunks(int64_t latents) {
   VaeOptions options;
@@ -563,6 +598,57 @@ Clip planar(const Values& frames, const Shape& shape) {
     }
   }
   return clip;
+}
+
+TEST(VaeRows, EveryRankHasSomeAndTheFirstTheMost) {
+  for (int64_t rows : {5, 8, 45}) {
+    for (int ranks = 1; ranks <= 5; ++ranks) {
+      int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const RowRange range = rows_of_rank(rows, ranks, rank);
+        EXPECT_EQ(range.begin, next);
+        EXPECT_GE(range.count, 1);
+        EXPECT_LE(range.count, rows_of_rank(rows, ranks, 0).count);
+        EXPECT_GE(range.count + 1, rows_of_rank(rows, ranks, 0).count);
+        next += range.count;
+      }
+      EXPECT_EQ(next, rows);
+    }
+  }
+}
+
+// Cut into rows, every convolution sees what it saw in the whole picture: nothing but the order of
+// summation may differ, at the cuts and elsewhere.
+TEST(VaeRows, RanksDecodeTogetherWhatOneDecodes) {
+  const VaeConfig config = tiny_config();
+  for (int64_t rows : {5, 7}) {
+    const Clip latents = random_clip({4, 4, rows, 3}, 31);
+    for (int64_t chunk : {1, 2, 0}) {
+      Bench bench(config, chunks(chunk));
+      const Values whole = bench.decode(latents);
+      for (int ranks : {2, 3, 5}) {
+        const Values cut = decode_together(ranks, config, chunks(chunk), latents);
+        ASSERT_EQ(cut.size(), whole.size());
+        float largest = 0;
+        for (size_t i = 0; i < cut.size(); ++i) {
+          largest = std::max(largest, std::abs(cut[i] - whole[i]));
+        }
+        EXPECT_LT(largest, 1e-5f) << rows << " rows, " << ranks << " ranks, chunks of " << chunk;
+      }
+    }
+  }
+}
+
+// Tiles, and pictures of fewer rows than ranks, are not cut.
+TEST(VaeRows, SaysWhenRanksDecodeTogether) {
+  Bench bench(tiny_config());
+  const MeshGroups groups = make_absent_groups({.tp = 3}, 0);
+  const VaeTiling tiling{.enabled = true, .tile = 64, .stride = 48};
+  EXPECT_TRUE(bench.vae().shares_decode(3, 2, {}, groups.tp.get()));
+  EXPECT_FALSE(bench.vae().shares_decode(2, 9, {}, groups.tp.get()));
+  EXPECT_FALSE(bench.vae().shares_decode(5, 4, tiling, groups.tp.get()));
+  EXPECT_TRUE(bench.vae().shares_decode(4, 4, tiling, groups.tp.get()));
+  EXPECT_FALSE(bench.vae().shares_decode(3, 2, {}, nullptr));
 }
 
 class ShippedVae : public testing::Test {
