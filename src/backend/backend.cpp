@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -285,7 +286,7 @@ bool Backend::all_finite(View x) {
 void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids) {
   const Checker check{"gather_rows", device()};
   check.tensor("out", out);
-  check.on_device("table", table);
+  if (table.device != DeviceKind::cpu) check.on_device("table", table);
   check.rank("table", table, 2);
   check.that(is_weight(table.dtype), "table is ", name_of(table.dtype));
   check.shape("out", out, {int64_t(ids.size()), table.dim(1)});
@@ -293,7 +294,20 @@ void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids)
     check.that(id >= 0 && id < table.dim(0), "id ", id, " outside the table of ", table.dim(0), " rows");
   }
   if (out.numel() == 0) return;
-  run("gather_rows", 0, 2.0 * double(out.bytes()), [&] { do_gather_rows(out, table, ids); });
+  if (table.device == device()) {
+    run("gather_rows", 0, 2.0 * double(out.bytes()), [&] { do_gather_rows(out, table, ids); });
+    return;
+  }
+  const Tensor rows = allocate_host_tensor(out.shape, table.dtype);
+  const int64_t width = table.dim(1) * size_of(table.dtype), step = table.stride(0) * size_of(table.dtype);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    std::memcpy(rows.view.as<std::byte>() + int64_t(i) * width, static_cast<const std::byte*>(table.data) + ids[i] * step,
+                size_t(width));
+  }
+  const Tensor brought = allocate_tensor(out.shape, table.dtype);
+  upload(brought.view, rows.view);
+  copy(out, brought.view);
+  synchronize();  // both go
 }
 
 void Backend::linear(MutView out, View x, View w, const LinearOptions& options) {

@@ -132,6 +132,7 @@ class Backend {
   // in a dry run.
   bool all_finite(View x);
   // out [M, N] = table[ids[m]]; table [V, N] f32/bf16. ids on the host; each in [0, V).
+  // A device takes a host table too, of any alignment: the rows are gathered there and brought.
   void gather_rows(MutView out, View table, std::span<const int64_t> ids);
 
   // --- projections and norms --------------------------------------------------------------------

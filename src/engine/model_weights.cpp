@@ -57,7 +57,7 @@ Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind devic
     out.resident = turning + sizes.vae;
     out.pinned = sizes.generation - sizes.generation_ends;
   }
-  out.prompt = out.resident + sizes.text_ends + sizes.text_layer;
+  out.prompt = out.resident + sizes.text_layer;  // the embedding stays in the file
   out.denoise = out.resident + (goes ? sizes.generation : 0);
   out.decode = out.resident + (goes ? sizes.vae : 0);
   return out;

@@ -43,14 +43,14 @@ TEST(ModelWeights, ModesTakeWhatTheySay) {
   const PartSizes s = sizes_of("super");
   const Footprint none = footprint_of(s, Offload::none, DeviceKind::cuda);
   EXPECT_EQ(none.resident, s.generation + s.vae);
-  EXPECT_EQ(none.prompt, none.resident + s.text_ends + s.text_layer);
+  EXPECT_EQ(none.prompt, none.resident + s.text_layer);
   EXPECT_EQ(none.denoise, none.resident);
   EXPECT_EQ(none.most(), none.prompt);
   EXPECT_EQ(none.pinned, 0);
 
   const Footprint model = footprint_of(s, Offload::model, DeviceKind::cuda);
   EXPECT_EQ(model.resident, 0);
-  EXPECT_EQ(model.prompt, s.text_ends + s.text_layer);
+  EXPECT_EQ(model.prompt, s.text_layer);
   EXPECT_EQ(model.denoise, s.generation);
   EXPECT_EQ(model.decode, s.vae);
 

@@ -113,7 +113,7 @@ void Transformer::visit_layer(Tower tower, int layer, WeightVisitor& v) {
 void Transformer::visit_ends(Tower tower, WeightVisitor& v) {
   TransformerWeights& w = *weights_;
   const int64_t h = config_.hidden_size, patch = config_.patch_latent_dim;
-  if (tower == Tower::und) return v.tensor(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, h});
+  if (tower == Tower::und) return v.table(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, h});
   v.tensor(w.norm_gen, "norm_moe_gen.weight", {h});
   v.linear(w.time_1, {"time_embedder.linear_1"}, {h}, kTimeFeatures, Split::none, true);
   v.linear(w.time_2, {"time_embedder.linear_2"}, {h}, h, Split::none, true);

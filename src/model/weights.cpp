@@ -131,6 +131,14 @@ class WeightLoader final : public WeightVisitor {
     slot = place({slice_of(stored(name), split, options_.shard)}).front();
   }
 
+  // As it lies in the mapped file.
+  void table(View& slot, const std::string& name, Shape shape) override {
+    if (block_ != nullptr || backend_.device() == DeviceKind::cpu) return tensor(slot, name, shape, Split::none);
+    slot = stored(name);
+    for (Buffer& buffer : adapted_) store_.buffers_.push_back(std::move(buffer));
+    adapted_.clear();
+  }
+
   void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>&, int64_t,
               Split split, bool has_bias) override {
     std::vector<View> weights, biases;
@@ -538,6 +546,21 @@ class RandomWeights final : public RandomSlices {
     const Tensor staged = backend.allocate_tensor({RandomCuts::kBlock}, DType::f32);
     backend.upload(staged.view, make_view(values.data(), staged.view.shape, DType::f32));
     backend.lincomb(noise_.view, {{RandomCuts::kDeviation, staged.view}});
+  }
+
+  // In host memory, where the one of a file stays.
+  void table(View& slot, const std::string& name, Shape shape) override {
+    if (backend_.device() == DeviceKind::cpu) return tensor(slot, name, shape, Split::none);
+    const Tensor noise = allocate_host_tensor({RandomCuts::kBlock}, dtype_);
+    backend_.download(noise.view, noise_.view);
+    Tensor table = allocate_host_tensor(shape, dtype_);
+    const int64_t width = size_of(dtype_);
+    RandomCuts().next(shape.numel(), [&](int64_t at, int64_t from, int64_t count) {
+      std::memcpy(table.view.as<std::byte>() + at * width, noise.view.as<std::byte>() + from * width,
+                  static_cast<size_t>(count * width));
+    });
+    slot = table.view;
+    store_.buffers_.push_back(std::move(table.buffer));
   }
 
  private:

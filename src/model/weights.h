@@ -42,6 +42,8 @@ class WeightVisitor {
   virtual ~WeightVisitor() = default;
   // One tensor of the checkpoint; `slot` is its place in the weights struct.
   virtual void tensor(View& slot, const std::string& name, Shape shape, Split split = Split::none) = 0;
+  // A matrix of which a call takes a few rows (Backend::gather_rows): it need not leave host memory.
+  virtual void table(View& slot, const std::string& name, Shape shape) { tensor(slot, name, shape); }
   // Matrices [out[i], in] named prefixes[i] + ".weight" (and ".bias" [out[i]] when has_bias), all split
   // the same way. A bias is cut with Split::rows and whole with Split::columns.
   virtual void linear(Linear& slot, const std::vector<std::string>& prefixes,

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <cmath>
 
 #include "conformance/harness.h"
@@ -269,6 +270,25 @@ TEST_P(Elementwise, GatherRows) {
       const std::vector<int64_t> ids{3, 0, 18, 3, 7};
       TestTensor out = poisoned(*backend_, {5, 600}, dtype, Layout::pitched);
       backend_->gather_rows(out.device(), table.device(), ids);
+      expect_close(out, reference::gather_rows(table.host(), ids), 0);
+    }
+  }
+}
+
+// On a device, of a table that stays in host memory: unaligned, as in a mapped file.
+TEST_P(Elementwise, GatherRowsOfAHostTable) {
+  for (DType table_type : kFloats) {
+    for (DType dtype : kFloats) {
+      TestTensor table(*backend_, {19, 600}, table_type, Layout::pitched);
+      table.randomise(50);
+      const View& host = table.host();
+      std::vector<std::byte> bytes(static_cast<size_t>(host.stride(0) * 19 * size_of(table_type)) + 1);
+      std::memcpy(bytes.data() + 1, host.data, bytes.size() - 1 - static_cast<size_t>((host.stride(0) - 600) * size_of(table_type)));
+      View moved = host;
+      if (backend_->device() != DeviceKind::cpu) moved.data = bytes.data() + 1;
+      const std::vector<int64_t> ids{3, 0, 18, 3, 7};
+      TestTensor out = poisoned(*backend_, {5, 600}, dtype, Layout::pitched);
+      backend_->gather_rows(out.device(), moved, ids);
       expect_close(out, reference::gather_rows(table.host(), ids), 0);
     }
   }

@@ -436,14 +436,15 @@ double psnr(const Frames& got, const Frames& want) {
 }
 
 // Every mesh of two x strategy x offload: the clip of one device. In f32 the sum of a few steps'
-// roundings; in bf16 what the clip test allows between devices. Guidance ranks share the work of
+// roundings; in bf16 what the clip test allows between devices, and three times as much where blocks
+// are selected, as in tolerance(). Guidance ranks share the work of
 // decoding, whose convolutions of fewer rows may add in another order: half a level at most.
 TEST_F(DeviceMesh, EngineGivesTheOneDeviceClip) {
   if (!std::filesystem::exists(source_folder() / "models/cosmos3-pico")) GTEST_SKIP();
   for (const char* recipe : {"", "pico-mixed-layers.json", "pico-static-sparse.json"}) {
     for (const char* dtype : {"fp32", "bf16"}) {
       const Result want = generate(dtype, {}, "none", recipe);
-      EXPECT_EQ(kept_share(want.attention) < 0.9, *recipe != 0) << kept_share(want.attention);
+      EXPECT_EQ(kept_share(want.attention) < 1, *recipe != 0) << kept_share(want.attention);
       for (const Mesh& mesh : {Mesh{2, 1, 1}, Mesh{1, 2, 1}, Mesh{1, 1, 2}}) {
         for (const char* offload : {"none", "model", "layer"}) {
           const Result got = generate(dtype, mesh, offload, recipe);
@@ -456,7 +457,7 @@ TEST_F(DeviceMesh, EngineGivesTheOneDeviceClip) {
           if (mesh.cfg == 2) {
             EXPECT_EQ(off, 0) << label;
           } else {
-            EXPECT_LT(off, std::string(dtype) == "fp32" ? 1e-3 : 0.1) << label;
+            EXPECT_LT(off, std::string(dtype) == "fp32" ? 1e-3 : *recipe == 0 ? 0.1 : 0.3) << label;
           }
           EXPECT_GT(fidelity, mesh.cfg == 2 || std::string(dtype) == "fp32" ? 48 : 30) << label;
         }
