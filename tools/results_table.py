@@ -62,10 +62,24 @@ def cpu():
             f'{total["value"]:.1f} s from', f'opening the model to the last frame, {memory["value"]:.0f} MB of memory.']
 
 
+def mesh():
+    rows = ["| one step of the same request on two H200 | seconds | over one |", "|---|---|---|"]
+    for name, command in [("dense", "meshes=cp2,cfg2,tp2,cp2@1048576 timeline=1"),
+                          ("all generation layers sparse", "nano-static-sparse-shared.json timeline=1")]:
+        for axis, words in [("context", "one step, cp 2:"), ("guidance", "one step, cfg 2:"), ("tensor", "one step, tp 2:")]:
+            if name != "dense" and axis != "context":
+                continue
+            r = line("h200-mesh", [words], command)
+            rows.append(f'| {name}, {axis} parallel | {r["value"]:.2f} | {r["ratio"]:.2f}x |')
+    r = line("h200-mesh", ["VAE decode, cp 2:"])
+    rows.append(f'| VAE decode | {r["value"]:.2f} | {r["ratio"]:.2f}x |')
+    return rows
+
+
 def main():
     page = PAGE.read_text(encoding="utf-8")
     fresh = page
-    for name, table in [("nano", nano), ("hopper", hopper), ("cpu", cpu)]:
+    for name, table in [("nano", nano), ("mesh", mesh), ("hopper", hopper), ("cpu", cpu)]:
         begin, end = f"<!-- results: {name} -->\n", "<!-- results: end -->\n"
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
         if not pattern.search(fresh):
