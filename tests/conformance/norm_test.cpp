@@ -17,7 +17,7 @@ TEST_P(Norms, EveryKind) {
   for (NormKind kind : {NormKind::qwen, NormKind::nemotron, NormKind::channel}) {
     for (bool silu : {false, true}) {
       for (DType dtype : kFloats) {
-        for (int64_t n : {1, 3, 12, 24, 96, 256, 1030, 4096}) {
+        for (int64_t n : {1, 3, 12, 24, 96, 256, 512, 1030, 4096}) {
           SCOPED_TRACE(testing::Message()
                        << "kind " << int(kind) << " silu " << silu << " width " << n);
           TestTensor x(*backend_, {5, 7, n}, dtype, Layout::pitched),

@@ -66,91 +66,120 @@ __device__ __forceinline__ float row_scale(float square_sum, int64_t width, cons
   return rsqrtf(square_sum / float(width) + norm.eps);
 }
 
-// kRowThreads threads own a row; kVectors vectors of V elements each stay in registers (0: read
-// again).
-template <typename To, typename T, int kRowThreads, int V, int kVectors>
+// kRowThreads threads own kRows rows, one after the other; kVectors vectors of V elements of each stay
+// in registers (0: read again, one row). Narrow rows go several at a time: more bytes are on their
+// way, and blocks live longer than it takes to start them.
+template <typename To, typename T, int kRowThreads, int V, int kVectors, int kRows>
 __global__ void __launch_bounds__(256)
     rms_norm_kernel(To* out, const T* x, const void* weight, DType weight_dtype, int64_t width,
                     OuterRows outer, Norm norm) {
-  constexpr int kRowsPerBlock = 256 / kRowThreads;
+  static_assert(kRows == 1 || (kVectors > 0 && kRowThreads == 32));
+  constexpr int kGroups = 256 / kRowThreads;
   __shared__ float shared[32];
-  const int64_t row = int64_t(blockIdx.x) * kRowsPerBlock + threadIdx.x / kRowThreads;
-  if (row >= outer.rows) return;  // whole warps leave; rows of 256 threads fill their blocks
-  int64_t rest = row;
-  for (int d = outer.rank - 1; d >= 0; --d) {
-    const int64_t next = d ? rest / outer.size[d] : 0, index = rest - next * outer.size[d];
-    out += index * outer.out_stride[d];
-    x += index * outer.x_stride[d];
-    rest = next;
+  const int64_t begin = (int64_t(blockIdx.x) * kGroups + threadIdx.x / kRowThreads) * kRows;
+  if (begin >= outer.rows) return;  // whole warps leave; rows of 256 threads fill their blocks
+  const T* from[kRows];
+  To* to[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    // Past the end the last row again: the same values to the same place.
+    int64_t rest = min(begin + r, outer.rows - 1);
+    from[r] = x;
+    to[r] = out;
+    for (int d = outer.rank - 1; d >= 0; --d) {
+      const int64_t next = d ? rest / outer.size[d] : 0, index = rest - next * outer.size[d];
+      to[r] += index * outer.out_stride[d];
+      from[r] += index * outer.x_stride[d];
+      rest = next;
+    }
   }
   const int64_t first = int64_t(threadIdx.x % kRowThreads) * V;
   constexpr int64_t kStep = int64_t(kRowThreads) * V;
 
-  float kept[kVectors > 0 ? kVectors : 1][V];
-  float sum = 0.0f;
+  float kept[kRows][kVectors > 0 ? kVectors : 1][V];
+  float scale[kRows] = {};
   if constexpr (kVectors > 0) {
 #pragma unroll
-    for (int n = 0; n < kVectors; ++n) {
-      const int64_t at = first + n * kStep;
-      if (at < width) {
-        load<V>(kept[n], x + at);
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-        for (int i = 0; i < V; ++i) sum = fmaf(kept[n][i], kept[n][i], sum);
+      for (int n = 0; n < kVectors; ++n) {
+        const int64_t at = first + n * kStep;
+        if (at < width) load<V>(kept[r][n], from[r] + at);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int n = 0; n < kVectors; ++n) {
+        if (first + n * kStep >= width) continue;
+#pragma unroll
+        for (int i = 0; i < V; ++i) scale[r] = fmaf(kept[r][n][i], kept[r][n][i], scale[r]);
       }
     }
   } else {
     for (int64_t at = first; at < width; at += kStep) {
-      load<V>(kept[0], x + at);
+      load<V>(kept[0][0], from[0] + at);
 #pragma unroll
-      for (int i = 0; i < V; ++i) sum = fmaf(kept[0][i], kept[0][i], sum);
+      for (int i = 0; i < V; ++i) scale[0] = fmaf(kept[0][0][i], kept[0][0][i], scale[0]);
     }
   }
-  sum = block_sum<kRowThreads>(sum, shared);
-  const float scale = row_scale(sum, width, norm);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    scale[r] = row_scale(block_sum<kRowThreads>(scale[r], shared), width, norm);
+  }
   const float root = sqrtf(float(width));
 
-  const auto finish = [&](float(&values)[V], int64_t at) {
-    float w[V];
-    load<V>(w, weight, weight_dtype, at);
-    normalise<T>(values, w, scale, root, norm.kind);
+  const auto finish = [&](float(&values)[V], const float(&w)[V], int r, int64_t at) {
+    normalise<T>(values, w, scale[r], root, norm.kind);
     if (norm.silu) {
 #pragma unroll
       for (int i = 0; i < V; ++i) values[i] = silu<!std::is_same_v<To, float>>(values[i]);
     }
-    store<V>(out + at, values);
+    store<V>(to[r] + at, values);
   };
+  float w[V];
   if constexpr (kVectors > 0) {
 #pragma unroll
     for (int n = 0; n < kVectors; ++n) {
-      if (first + n * kStep < width) finish(kept[n], first + n * kStep);
+      const int64_t at = first + n * kStep;
+      if (at >= width) continue;
+      load<V>(w, weight, weight_dtype, at);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) finish(kept[r][n], w, r, at);
     }
   } else {
     for (int64_t at = first; at < width; at += kStep) {
-      load<V>(kept[0], x + at);
-      finish(kept[0], at);
+      load<V>(kept[0][0], from[0] + at);
+      load<V>(w, weight, weight_dtype, at);
+      finish(kept[0][0], w, 0, at);
     }
   }
 }
+
+template <int n>
+using Number = std::integral_constant<int, n>;
 
 template <typename To, typename T, int kRowThreads, int V>
 void launch_rms_norm(Stream stream, MutView out, View x, View weight, const OuterRows& outer,
                      const Norm& norm) {
   const int64_t width = x.dim(-1);
   const int64_t vectors = ceil_div<int64_t>(width, int64_t(kRowThreads) * V);
-  const unsigned blocks = unsigned(ceil_div<int64_t>(outer.rows, 256 / kRowThreads));
-  const auto launch = [&](auto count) {
-    rms_norm_kernel<To, T, kRowThreads, V, decltype(count)::value>
+  constexpr int kMany = kRowThreads == 32 ? 4 : 1;  // rows of one vector
+  const auto launch = [&](auto count, auto rows) {
+    constexpr int kRows = decltype(rows)::value;
+    const unsigned blocks = unsigned(ceil_div<int64_t>(outer.rows, kRows * (256 / kRowThreads)));
+    rms_norm_kernel<To, T, kRowThreads, V, decltype(count)::value, kRows>
         <<<blocks, 256, 0, stream>>>(static_cast<To*>(out.mut()), static_cast<const T*>(x.data),
                                      weight.data, weight.dtype, width, outer, norm);
   };
   if (V == 1 || vectors > 4)
-    launch(std::integral_constant<int, 0>{});
+    launch(Number<0>{}, Number<1>{});
   else if (vectors == 1)
-    launch(std::integral_constant<int, 1>{});
+    launch(Number<1>{}, Number<kMany>{});
   else if (vectors == 2)
-    launch(std::integral_constant<int, 2>{});
+    launch(Number<2>{}, Number<(kMany + 1) / 2>{});
   else
-    launch(std::integral_constant<int, 4>{});
+    launch(Number<4>{}, Number<1>{});
   check_launch();
 }
 
