@@ -347,8 +347,7 @@ TEST_F(Reuse, WindowsAreBuiltOnce) {
   EXPECT_EQ(backend_->stats().find("upload")->second.calls, 2);  // indices and counts
 }
 
-// --- contracts
-// -------------------------------------------------------------------------------------
+// --- contracts -----------------------------------------------------------------------------------
 
 TEST_F(AttentionFacade, RefusesWhatDoesNotFit) {
   const AttentionStrategy strategy = AttentionStrategy::dense(testing::inventory());

@@ -480,8 +480,7 @@ TEST(StrategySource, EditingTheDocumentLaterChangesNothing) {
   EXPECT_EQ(strategy.method(0, 0, AttentionRole::gen).description(), "dense (native)");
 }
 
-// --- the simple form
-// ---------------------------------------------------------------------------------
+// --- the simple form -----------------------------------------------------------------------------
 
 TEST(SimpleForm, RoleBeatsCategoryBeatsDefault) {
   const AttentionStrategy strategy = resolve(
@@ -500,8 +499,7 @@ TEST(SimpleForm, TokenOrderAloneIsDenseInTiles) {
   EXPECT_TRUE(resolve("", kStored).token_order().raster());
 }
 
-// --- methods
-// -----------------------------------------------------------------------------------------
+// --- methods -------------------------------------------------------------------------------------
 
 TEST(MethodConfig, DescribesWhatItRead) {
   const auto description = [](const std::string& document) {

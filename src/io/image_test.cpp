@@ -105,8 +105,7 @@ std::vector<uint8_t> exif(uint8_t orientation) {
           0,   1,   0,  0, 0, orientation, 0, 0, 0, 0, 0,    0,    0};
 }
 
-// --- writing
-// ----------------------------------------------------------------------------------------
+// --- writing -------------------------------------------------------------------------------------
 
 TEST(WriteImage, PngRoundTripWithText) {
   const ScratchFolder folder;
@@ -173,8 +172,7 @@ TEST(WriteImage, RefusesByName) {
   EXPECT_FALSE(is_image_extension("x.mp4"));
 }
 
-// --- PNG
-// ----------------------------------------------------------------------------------------------
+// --- PNG -----------------------------------------------------------------------------------------
 
 TEST(ReadPng, EveryKindBecomesRgb) {  // B41
   struct Kind {
@@ -246,8 +244,7 @@ TEST(ReadPng, SmallFilesCannotClaimLargePictures) {
                [&] { decode_image(claims, "bomb.png"); });
 }
 
-// --- JPEG
-// ---------------------------------------------------------------------------------------------
+// --- JPEG ----------------------------------------------------------------------------------------
 
 TEST(ReadJpeg, GreyCmykAndTurned) {  // B41
   const Image grey =
@@ -287,8 +284,7 @@ TEST(ReadJpeg, DamageIsNamed) {
   }
 }
 
-// --- other formats and files
-// --------------------------------------------------------------------------
+// --- other formats and files ---------------------------------------------------------------------
 
 // Quadrants of the fixtures: red, green, blue, white; a black square in the middle of frame 0.
 void expect_quadrants(const Image& image, int tolerance) {

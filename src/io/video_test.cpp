@@ -100,8 +100,7 @@ struct Probe {
   std::map<std::string, std::string> tags;
 };
 
-// --- writing
-// ----------------------------------------------------------------------------------------
+// --- writing -------------------------------------------------------------------------------------
 
 TEST(VideoWriter, RoundTrip) {
   const ScratchFolder folder;
@@ -318,8 +317,7 @@ TEST(RequireVideoOutput, SaysBeforehandWhatCannotBeWritten) {  // B91
   EXPECT_EQ(folder.file_count(), 0);
 }
 
-// --- reading
-// ------------------------------------------------------------------------------------------
+// --- reading -------------------------------------------------------------------------------------
 
 using Rgb = std::array<int, 3>;
 constexpr Rgb kRed{255, 0, 0}, kGreen{0, 255, 0}, kBlue{0, 0, 255}, kWhite{255, 255, 255};

@@ -122,8 +122,7 @@ void read_flow_match_euler(SchedulerConfig& out, const Json& config) {
   }
 }
 
-// --- grids
-// ----------------------------------------------------------------------------------------
+// --- grids ---------------------------------------------------------------------------------------
 
 // `count` of the `points` equally spaced numbers from first to last, in numpy's order of
 // operations.
@@ -219,8 +218,7 @@ std::vector<float> euler_grid(const SchedulerConfig& config, int num_steps,
   return out;
 }
 
-// --- UniPC coefficients
-// ---------------------------------------------------------------------------
+// --- UniPC coefficients --------------------------------------------------------------------------
 
 // Finite: the grid stays below 1, and intervals that end at 0 have no coefficients.
 double log_snr(double sigma) { return std::log(1 - sigma) - std::log(sigma); }

@@ -33,8 +33,7 @@ SchedulerConfig karras(double largest = 200, double smallest = 0.147) {
   return config;
 }
 
-// --- grids
-// ------------------------------------------------------------------------------------------
+// --- grids ---------------------------------------------------------------------------------------
 
 struct Table {
   SchedulerConfig config;
@@ -266,8 +265,7 @@ TEST(Schedule, RefusesWhatHasNoGrid) {
   expect_refusal([] { make_schedule(plain(100), 1000000); }, {"must fall"});
 }
 
-// --- UniPC
-// -------------------------------------------------------------------------------------------
+// --- UniPC ---------------------------------------------------------------------------------------
 
 // v(x, sigma) = x / 2 - 1 / 4 + sigma from x_0 = 1: a problem in one number.
 double velocity_at(double x, double sigma) { return 0.5 * x - 0.25 + sigma; }
@@ -433,8 +431,7 @@ TEST(Unipc, FiniteWhereTheLastSigmaIsTiny) {
   }
 }
 
-// --- configuration
-// -------------------------------------------------------------------------------------
+// --- configuration -------------------------------------------------------------------------------
 
 Json config_json(const std::vector<std::pair<std::string, Json>>& changes = {}) {
   Json json = Json::parse(R"({"_class_name": "UniPCMultistepScheduler",
@@ -525,8 +522,7 @@ TEST(SchedulerConfig, RefusesByName) {
   }
 }
 
-// --- solver
-// ----------------------------------------------------------------------------------------------
+// --- solver --------------------------------------------------------------------------------------
 
 TEST(Solver, RefusesStepsOutOfOrderAndWrongShapes) {
   DryRunBackend backend(DeviceKind::cpu);

@@ -125,8 +125,7 @@ Values noise(int64_t count, float scale) {
   return values;
 }
 
-// --- the decoder once more, in double precision and by definition
-// ----------------------------------
+// --- the decoder once more, in double precision and by definition --------------------------------
 
 struct Signal {
   int64_t channels, length;

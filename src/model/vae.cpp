@@ -51,6 +51,27 @@ void for_each_chunk(int64_t total, int64_t size, const Fn& fn) {
 
 int64_t count_chunks(int64_t total, int64_t size) { return 1 + (total - 1 + size - 1) / size; }
 
+// The whole picture [frames, rows * scale, W, C]; `mine` is what this rank has made of it.
+MutView join_rows(Backend& backend, Arena& arena, View mine, int64_t rows, int64_t scale,
+                  Communicator& ranks) {
+  const auto range = [&](int rank) { return rows_of_rank(rows, ranks.size(), rank); };
+  const int64_t frames = mine.dim(0), width = mine.dim(2), channels = mine.dim(3);
+  const MutView whole = arena.make({frames, rows * scale, width, channels}, mine.dtype);
+  Arena::Scope scope(arena);
+  const MutView all =
+      arena.make({ranks.size(), frames, range(0).count * scale, width, channels}, mine.dtype);
+  const MutView block = all.select(0, ranks.rank());
+  backend.fill(block.slice(1, mine.dim(1), block.dim(1) - mine.dim(1)), 0.0f);
+  backend.copy(block.slice(1, 0, mine.dim(1)), mine);
+  if (!backend.is_dry()) ranks.all_gather(all, block);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const auto [begin, count] = range(rank);
+    backend.copy(whole.slice(1, begin * scale, count * scale),
+                 all.select(0, rank).slice(1, 0, count * scale));
+  }
+  return whole;
+}
+
 }  // namespace
 
 Vae::Vae(Backend& backend, VaeConfig config, const VaeOptions& options)
@@ -153,27 +174,6 @@ void Vae::make_doublings() {
   }
 }
 
-// Puts the rows that the ranks have made together.
-static MutView gather_rows(Backend& backend, Arena& arena, View mine, int64_t rows, int64_t scale,
-                           Communicator& ranks) {
-  const auto range = [&](int rank) { return rows_of_rank(rows, ranks.size(), rank); };
-  const int64_t frames = mine.dim(0), width = mine.dim(2), channels = mine.dim(3);
-  const MutView whole = arena.make({frames, rows * scale, width, channels}, mine.dtype);
-  Arena::Scope scope(arena);
-  const MutView all =
-      arena.make({ranks.size(), frames, range(0).count * scale, width, channels}, mine.dtype);
-  const MutView block = all.select(0, ranks.rank());
-  backend.fill(block.slice(1, mine.dim(1), block.dim(1) - mine.dim(1)), 0.0f);
-  backend.copy(block.slice(1, 0, mine.dim(1)), mine);
-  if (!backend.is_dry()) ranks.all_gather(all, block);
-  for (int rank = 0; rank < ranks.size(); ++rank) {
-    const auto [begin, count] = range(rank);
-    backend.copy(whole.slice(1, begin * scale, count * scale),
-                 all.select(0, rank).slice(1, 0, count * scale));
-  }
-  return whole;
-}
-
 void Vae::decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSink& done) {
   const int64_t total = z.dim(0), rows = z.dim(1), channels = z.dim(3);
   const int64_t scale = config_.scale_factor_spatial / config_.patch_size;
@@ -195,12 +195,11 @@ void Vae::decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSi
                       weights_->post_quant.weight.reshape({channels, channels}),
                       {.bias = weights_->post_quant.bias});
     });
-    done(ranks != nullptr ? gather_rows(backend_, arena, frames, rows, scale, *ranks) : frames);
+    done(ranks != nullptr ? join_rows(backend_, arena, frames, rows, scale, *ranks) : frames);
   });
 }
 
-// --- tiles
-// ----------------------------------------------------------------------------------------
+// --- tiles ---------------------------------------------------------------------------------------
 
 void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done) {
   const int64_t patch = config_.patch_size, factor = config_.scale_factor_spatial;
@@ -264,8 +263,7 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
   done(mosaic.picture());
 }
 
-// --- whole calls
-// ------------------------------------------------------------------------------------
+// --- whole calls ---------------------------------------------------------------------------------
 
 void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling, bool raw) {
   constexpr const char* kOp = "vae encode";

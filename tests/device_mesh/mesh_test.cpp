@@ -241,8 +241,7 @@ TEST_F(DeviceMesh, AFailingRankEndsAll) {
   });
 }
 
-// --- models
-// ---------------------------------------------------------------------------------------
+// --- models --------------------------------------------------------------------------------------
 
 struct Model {
   const char* name;
@@ -401,8 +400,7 @@ TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
   }
 }
 
-// --- whole requests
-// -------------------------------------------------------------------------------
+// --- whole requests ------------------------------------------------------------------------------
 
 // Odd numbers of tokens: 5 latent frames of 17 x 15; 9 latent rows for one rank's decode, 8 for the other's.
 Result generate(const std::string& dtype, const Mesh& mesh, const std::string& offload,
