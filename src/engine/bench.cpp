@@ -11,6 +11,7 @@
 #include "base/provenance.h"
 #include "engine/backends.h"
 #include "engine/clock.h"
+#include "engine/fidelity.h"
 #include "engine/measure.h"
 #include "engine/model_weights.h"
 #include "engine/ranks.h"
@@ -171,12 +172,12 @@ class Bench {
   struct Alone {
     double seconds = 0;
     std::vector<float> latents;  // where the steps led
-    std::vector<uint8_t> rgb;    // what was decoded
+    Frames frames;               // what was decoded
   };
   Alone alone() {
     Alone one;
     if (options_.what == "vae") {
-      one.seconds = decode_of(&one.rgb);
+      one.seconds = decode_of(&one.frames);
       report("VAE decode, one device", one.seconds, "s", decode_flops_ / gemm_ceiling(*backend_, dtype_));
       report_memory();
       return one;
@@ -195,16 +196,13 @@ class Bench {
 
  private:
   void decode_beside(const Alone& one) {
-    std::vector<uint8_t> rgb;
-    const double value = decode_of(&rgb);
+    Frames frames;
+    const double value = decode_of(&frames);
     const double rate = gemm_ceiling(*backend_, dtype_);
     if (!groups_.leads()) return;
     report({"VAE decode, " + mesh_name_, value, "s", decode_flops_ / rate, "one device in the same run", one.seconds});
     report_memory();
-    double squares = 0;
-    for (size_t i = 0; i < rgb.size(); ++i) squares += std::pow(double(rgb[i]) - double(one.rgb[i]), 2);
-    report("frames against one device, " + mesh_name_,
-           squares > 0 ? 10 * std::log10(255.0 * 255.0 * double(rgb.size()) / squares) : 99, "dB");
+    report("frames against one device, " + mesh_name_, std::min(psnr(frames, one.frames), 99.0), "dB");
   }
 
   void step_beside(const Alone& one) {
@@ -215,13 +213,8 @@ class Bench {
     report({"one step, " + mesh_name_ + in_turns(), value, "s", step_flops_ / rate, "one device in the same run",
             one.seconds});
     report_memory();
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < latents.size(); ++i) {
-      const double want = one.latents[i], off = latents[i] - want;
-      difference += off * off;
-      norm += want * want;
-    }
-    report("latents against one device after the steps, " + mesh_name_, std::sqrt(difference / norm), "relative");
+    report("latents against one device after the steps, " + mesh_name_, relative_error(latents, one.latents),
+           "relative");
   }
 
   // What the links between this rank's groups carry, at the sizes of this request.
@@ -490,14 +483,17 @@ class Bench {
     });
   }
 
-  // Seconds, after one decode that warms up and gives `rgb`.
-  double decode_of(std::vector<uint8_t>* rgb) {
+  // Seconds, after one decode that warms up and gives `frames`.
+  double decode_of(Frames* frames) {
     double value = 0;
     with_decoder([&](const auto& decode) {
       decode([&](View, View bytes) {
-        const size_t begin = rgb->size();
-        rgb->resize(begin + static_cast<size_t>(bytes.numel()));
-        backend_->download(make_mut_view(rgb->data() + begin, bytes.shape, DType::u8), bytes);
+        const size_t begin = frames->rgb.size();
+        frames->rgb.resize(begin + static_cast<size_t>(bytes.numel()));
+        backend_->download(make_mut_view(frames->rgb.data() + begin, bytes.shape, DType::u8), bytes);
+        frames->count += bytes.dim(0);
+        frames->height = bytes.dim(1);
+        frames->width = bytes.dim(2);
       });
       value = seconds([&] { decode([](View, View) {}); });
     });

@@ -249,6 +249,7 @@ class Writer {
     if (progress_ && done_ / kMegabyte > before)
       progress_({"write", done_ / kMegabyte, total_ / kMegabyte, seconds_since(start_)});
   }
+
   fs::path folder_;
   const ProgressCallback& progress_;
   std::stop_token stop_;

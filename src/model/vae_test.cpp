@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <random>
 
 #include "backend/dry_run.h"
@@ -201,24 +200,23 @@ Values decode_together(int ranks, const VaeConfig& config, const VaeOptions& opt
                        const Clip& latents) {
   Values video;
   ThreadWorld world(ranks);
-  std::vector<int> everyone(static_cast<size_t>(ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
+  const Mesh mesh{.tp = ranks};
   world.run([&](int rank) {
     const std::unique_ptr<Backend> backend = cpu::make_cpu_backend();
     Vae vae(*backend, config, options);
     RandomWeights weights;
     vae.visit(weights);
-    const MeshGroups absent = make_absent_groups({.tp = ranks}, rank);
+    const MeshGroups absent = make_absent_groups(mesh, rank);
     const size_t peak = dry_peak(config, options, [&](Vae& dry, Arena& arena) {
-      dry.decode(arena, latents.view(), {}, {}, absent.tp.get());
+      dry.decode(arena, latents.view(), {}, {}, absent.everyone());
     });
     Arena arena(backend->allocate(peak));
-    const auto group = world.group(rank, everyone);
-    EXPECT_TRUE(vae.shares_decode(latents.shape[2], latents.shape[3], {}, group.get()));
+    const MeshGroups groups = make_groups(world, mesh, rank);
+    EXPECT_TRUE(vae.shares_decode(latents.shape[2], latents.shape[3], {}, groups.everyone()));
     const Vae::FrameSink sink = [&](View frames, View) {
       video.insert(video.end(), frames.as<float>(), frames.as<float>() + frames.numel());
     };
-    vae.decode(arena, latents.view(), {}, rank == 0 ? sink : Vae::FrameSink(), group.get());
+    vae.decode(arena, latents.view(), {}, rank == 0 ? sink : Vae::FrameSink(), groups.everyone());
     EXPECT_LE(arena.peak(), peak);
     if (rank == 0) {
       EXPECT_EQ(arena.peak(), peak);

@@ -12,12 +12,14 @@
 #include <functional>
 #include <string>
 
+#include "../e2e/small_request.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "cuda/cuda_backend.h"
 #include "dist/mesh_run.h"
 #include "dist/nccl_comm.h"
 #include "dist/thread_comm.h"
+#include "engine/fidelity.h"
 #include "engine/ranks.h"
 #include "model/presets.h"
 #include "orrery/engine.h"
@@ -413,30 +415,16 @@ Result generate(const std::string& dtype, const Mesh& mesh, const std::string& o
   options.cfg_degree = mesh.cfg;
   options.offload = offload;
   if (!recipe.empty()) options.attention = source_folder() / "recipes/attention" / recipe;
-  Request request;
-  request.prompt = "A small red circle moves left on a black background.";
-  request.height = 272;
-  request.width = 240;
-  request.num_frames = 17;
+  Request request = e2e::small_request(272, 240, 17);
   request.num_inference_steps = 4;
-  request.guidance_scale = 3;
   request.seed = 11;
   return Engine::open(source_folder() / "models/cosmos3-pico", options).generate(request);
 }
 
-double psnr(const Frames& got, const Frames& want) {
-  if (got.rgb.size() != want.rgb.size()) return 0;
-  double squares = 0;
-  for (size_t i = 0; i < got.rgb.size(); ++i) {
-    squares += std::pow(double(got.rgb[i]) - double(want.rgb[i]), 2);
-  }
-  return 10 * std::log10(255.0 * 255.0 * double(got.rgb.size()) / std::max(squares, 1e-9));
-}
-
 // Every mesh of two x strategy x offload: the clip of one device. In f32 the sum of a few steps'
 // roundings; in bf16 what the clip test allows between devices, and three times as much where blocks
-// are selected, as in tolerance(). Guidance ranks share the work of
-// decoding, whose convolutions of fewer rows may add in another order: half a level at most.
+// are selected, as in tolerance(). Guidance ranks share the work of decoding, whose convolutions of
+// fewer rows may add in another order: half a level at most.
 TEST_F(DeviceMesh, EngineGivesTheOneDeviceClip) {
   if (!std::filesystem::exists(source_folder() / "models/cosmos3-pico")) GTEST_SKIP();
   for (const char* recipe : {"", "pico-mixed-layers.json", "pico-static-sparse.json"}) {

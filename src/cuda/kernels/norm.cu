@@ -1,7 +1,8 @@
 // RMS norms of rows, and the fused per-head norm + rotary embedding of queries and keys.
 //
 // Measured on an H200 (bench/device_ops norm): 44160 x 4096 0.183 ms, floor 0.170; 4 x 360 x 640 x
-// 512 with SiLU 0.492 ms, floor 0.442; of 256 0.281 ms, floor 0.221; queries of 44160 x 32 x 128 0.203 ms, floor 0.176.
+// 512 with SiLU 0.492 ms, floor 0.442, x 256 0.281 ms, floor 0.221; queries of 44160 x 32 x 128 0.203
+// ms, floor 0.176.
 //
 // rms_norm: x, out [..., C], rows contiguous, any outer strides (out may be x); weight [C]. 4 flops
 // and 2 element accesses per element; floor = bytes over copy bandwidth. 32 threads a row up to C =
