@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels.h"
+#include "cuda/kernels/sm90_conv.h"
 
 namespace orrery::cuda {
 
@@ -74,6 +75,12 @@ std::optional<View> as_rows(const View& t) {
 
 // Gathered columns of the convolution in time, at most this much at once.
 constexpr int64_t kMaxColumnBytes = int64_t{64} << 20;
+
+// Sums of frames for the convolution of pairs, at most about this much at once.
+constexpr int64_t kMaxPairBytes = int64_t{256} << 20;
+constexpr int64_t kPairRows = 8;  // of a tile
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace
 
@@ -171,34 +178,106 @@ Convolution::Convolution(Context& context, CudnnHandle& handle, Gemm& gemm)
       wide_(context),
       dense_x_(context),
       dense_out_(context),
-      dense_residual_(context) {}
+      dense_residual_(context),
+      pairs_(context) {}
 Convolution::~Convolution() = default;
 
 void Convolution::forget(const void* data, size_t bytes) {
-  const auto begin = std::pair(data, DType::f32);
   const void* end = static_cast<const std::byte*>(data) + bytes;
-  for (auto it = weights_.lower_bound({begin.first, begin.second});
-       it != weights_.end() && std::get<0>(it->first) < end;) {
+  for (auto it = weights_.lower_bound({data, Form{}}); it != weights_.end() && it->first.first < end;) {
     // The entry leaves the map before its own memory is released, which calls here again.
-    const Tensor reordered = std::move(it->second);
+    const Tensor derived = std::move(it->second);
     it = weights_.erase(it);
   }
 }
 
-View Convolution::reordered(const View& w, DType dtype) {
-  const auto key = std::tuple(w.data, dtype);
-  auto it = weights_.find(key);
-  if (it == weights_.end() ||
-      it->second.view.shape != Shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)}) {
-    context_.require_eager("the first use of a convolution's weights");
-    const Shape shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)};
-    Tensor tensor;
-    tensor.buffer = context_.allocate(size_t(shape.numel() * size_of(dtype)));
-    tensor.view = make_mut_view(tensor.buffer.data(), shape, dtype, DeviceKind::cuda);
+View Convolution::derived(const View& w, Form form) {
+  const bool pairs = form == Form::pairs;
+  const DType dtype = form == Form::f32 ? DType::f32 : DType::bf16;
+  const Shape shape = pairs ? Shape{4, w.dim(3), w.dim(4), w.dim(0), w.dim(1)}
+                            : Shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)};
+  Tensor& tensor = weights_[{w.data, form}];
+  if (tensor.view && tensor.view.shape == shape) return tensor.view;
+  context_.require_eager("the first use of a convolution's weights");
+  tensor.buffer = context_.allocate(size_t(shape.numel() * size_of(dtype)));
+  tensor.view = make_mut_view(tensor.buffer.data(), shape, dtype, DeviceKind::cuda);
+  if (!pairs) {
     copy(context_.stream(), tensor.view, w.permute({0, 2, 3, 4, 1}));
-    it = weights_.insert_or_assign(key, std::move(tensor)).first;
+    return tensor.view;
   }
-  return it->second.view;
+  const View taps = w.permute({2, 3, 4, 0, 1});
+  constexpr float kFactors[4][3] = {{1, 0, 0}, {0.5f, 0.5f, 0.5f}, {0.5f, -0.5f, 0.5f}, {0, 0, 1}};
+  for (int64_t product = 0; product < 4; ++product) {
+    std::vector<Term> terms;
+    for (int64_t tap = 0; tap < 3; ++tap) {
+      const float factor = kFactors[product][tap];
+      if (factor != 0) terms.push_back({factor, taps.select(0, tap)});
+    }
+    lincomb(context_.stream(), tensor.view.select(0, product), terms);
+  }
+  return tensor.view;
+}
+
+// Three taps in time, two frames at once: two thirds of the products, and of the power they take.
+// Works in bands of rows, since t is twice as large as x.
+bool Convolution::try_pairs(const Problem& p, const View& w) {
+  const Conv3d& conv = p.conv;
+  const int64_t cin = p.x.dim(3), cout = p.out.dim(3), frames = p.out.dim(0), width = p.x.dim(2);
+  const auto rows_dense = [](const View& t) {
+    return !t || (t.dtype == DType::bf16 && t.stride(3) == 1 && t.stride(2) == t.dim(3) &&
+                  t.stride(1) == t.dim(2) * t.dim(3) && t.stride(0) % 8 == 0 &&
+                  alignment_of(t) == 16);
+  };
+  const bool fits = w.dtype == DType::bf16 && w.dim(2) == 3 && w.dim(3) == 3 && w.dim(4) == 3 &&
+                    conv.stride == std::array<int64_t, 3>{1, 1, 1} &&
+                    conv.dilation == std::array<int64_t, 3>{1, 1, 1} && rows_dense(p.x) &&
+                    rows_dense(p.out) && rows_dense(p.residual) &&
+                    (!p.bias || (p.bias.dtype == DType::bf16 && alignment_of(p.bias) == 16));
+  if (!fits) return false;
+  Sm90PairConvParams params;
+  params.cin = int(cin);
+  params.cout = int(cout);
+  params.bias = p.bias.data;
+  params.out_stride = std::max<int64_t>(p.out.stride(0), 8);
+  params.residual_stride = p.residual ? p.residual.stride(0) : 0;
+  params.columns_in = int(width);
+  params.columns = int(p.out.dim(2));
+  params.pad_columns = int(conv.pad_before[2]);
+  params.t = params.u = params.out = p.out.mut();  // places of the right alignment, so far
+  params.residual = p.residual.data;
+  if (sm90_pair_conv_supports(params) != nullptr) return false;
+
+  params.u = derived(w, Form::pairs).data;
+  const int64_t pairs = ceil_div(frames, 2), height = p.out.dim(1);
+  const int64_t row_bytes = 4 * width * cin * size_of(DType::bf16), budget = kMaxPairBytes / row_bytes;
+  // As many pairs as fit whole; else one, in bands of rows that tiles fill.
+  const int64_t group = std::clamp<int64_t>(budget / p.x.dim(1), 1, pairs);
+  const int64_t bands = ceil_div(height, std::max(budget - 2, kPairRows));
+  const int64_t band = ceil_div(ceil_div(height, bands), kPairRows) * kPairRows;
+  for (int64_t pair = 0; pair < pairs; pair += group) {
+    params.pairs = int(std::min(group, pairs - pair));
+    params.frames = int(std::min<int64_t>(2 * params.pairs, frames - 2 * pair));
+    for (int64_t row = 0; row < height; row += band) {
+      const int64_t rows = std::min(band, height - row);
+      const int64_t begin = std::max<int64_t>(0, row - conv.pad_before[1]);
+      const int64_t end = std::min(p.x.dim(1), row - conv.pad_before[1] + rows + 2);
+      const MutView t = pairs_.tensor({params.pairs, 4, end - begin, width, cin}, DType::bf16);
+      pair_frames(context_.stream(), t, p.x, 2 * pair - conv.pad_before[0], begin);
+      params.t = t.data;
+      params.rows_in = int(end - begin);
+      params.rows = int(rows);
+      params.pad_rows = int(begin - (row - conv.pad_before[1]));
+      const auto part = [&](const View& all) {
+        return all.slice(0, 2 * pair, params.frames).slice(1, row, rows).data;
+      };
+      params.out = const_cast<void*>(part(p.out));
+      params.residual = p.residual ? part(p.residual) : nullptr;
+      const char* error = sm90_pair_conv(params, context_.stream());
+      require(error == nullptr, ErrorKind::device, "cuda: convolution of pairs of frames: ", error);
+    }
+  }
+  last_ = "pairs of frames";
+  return true;
 }
 
 bool Convolution::try_pointwise(const Problem& p) {
@@ -355,7 +434,8 @@ void Convolution::run(MutView out, View x, View w, View bias, const Conv3d& conv
     copy(context_.stream(), wide, x);
     p.x = wide;
   }
-  p.w = reordered(w, p.x.dtype);
+  if (try_pairs(p, w)) return;
+  p.w = derived(w, p.x.dtype == DType::f32 ? Form::f32 : Form::bf16);
   if (try_pointwise(p) || try_columns(p) || try_cudnn(p)) return;
   last_ = concat("direct (", last_, ")");
   conv_direct(context_.stream(), out, p.x, p.w, bias, conv, residual);

@@ -71,6 +71,11 @@ struct Fold {
 };
 void fold(Stream stream, MutView out, View columns, View bias, const Fold& fold);
 
+// t [pairs, 4, rows, W, C] of x [D, H, W, C], bf16, C a multiple of 8: the sums of frames first + 2
+// p + {0 .. 3} that sm90_conv.h names, rows from first_row on, which x has. Frames outside of x are
+// zeros.
+void pair_frames(Stream stream, MutView t, View x, int64_t first, int64_t first_row);
+
 // Convolution without a library: any sizes, f32 or bf16, exact f32 arithmetic. w [Cout, kd, kh, kw,
 // Cin].
 void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv,

@@ -15,6 +15,9 @@ namespace {
 constexpr int64_t kKept = 2;
 constexpr int64_t kKeptByDownsampler = 1;
 
+// What upsampling makes before it is put in place, at most about this much at once.
+constexpr int64_t kMaxPlacesBytes = int64_t{512} << 20;
+
 View rows_of(View x) { return x.reshape({-1, x.dim(-1)}); }
 MutView rows_of(MutView x) { return x.reshape({-1, x.dim(-1)}); }
 View matrix_of(View conv_weight) {
@@ -386,30 +389,42 @@ void VaePass::upsample(MutView out, std::initializer_list<View> parts, View x,
     return t.reshape({t.dim(0), height, width, channels / copies, copies});
   };
   const auto count = static_cast<int64_t>(parts.size());
+  // Of the rank with the most rows: all cut alike, since they exchange rows for each cut.
+  const int64_t most = ranks_ != nullptr ? rows_of_rank(height_, ranks_->size(), 0).count *
+                                               (height / share_.count)
+                                         : height;
+  const int64_t place_bytes = (most + 1) * (width + 1) * 4 * channels * size_of(dtype_);
+  const int64_t step = std::max<int64_t>(1, kMaxPlacesBytes / place_bytes);
   int64_t part_index = 0;
   for (const View& part : parts) {
-    Arena::Scope scope(arena_);
-    const int64_t frames = part.dim(0), a = time - count + part_index;
-    View dense = part;
-    if (halo_ > 0 || !part.contiguous()) {
-      const MutView copied = arena_.make({frames, height + 2 * halo_, width, channels}, dtype_);
-      backend_.copy(copied.slice(1, halo_, height), part);
-      if (halo_ > 0) fill_halo(copied);
-      dense = copied;
-    }
-    MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
-    backend_.conv3d(places, dense, doubling.weight.view, doubling.bias.view,
-                    {.pad_before = {0, 1 - halo_, 1}, .pad_after = {0, 1 - halo_, 1}});
+    const int64_t a = time - count + part_index;
     const View to_frames = every(out, count, part_index++);
-    for (int64_t b = 0; b < space; ++b) {
-      for (int64_t d = 0; d < space; ++d) {
-        const View made = places.slice(1, b, height)
-                              .slice(2, d, width)
-                              .slice(3, (2 * b + d) * channels, channels);
-        const int64_t index = (a * space + b) * space + d;
-        const View from = every_channel(x, sources, index / repeats % sources);
-        backend_.lincomb(MutView::cast(each_source(corner(to_frames, space, b, d))),
-                         {{1.0f, each_source(made)}, {1.0f, from.unsqueeze(4).expand(4, copies)}});
+    for (int64_t begin = 0; begin < part.dim(0); begin += step) {
+      Arena::Scope scope(arena_);
+      const int64_t frames = std::min(step, part.dim(0) - begin);
+      View dense = part.slice(0, begin, frames);
+      if (halo_ > 0 || !dense.contiguous()) {
+        const MutView copied = arena_.make({frames, height + 2 * halo_, width, channels}, dtype_);
+        backend_.copy(copied.slice(1, halo_, height), dense);
+        if (halo_ > 0) fill_halo(copied);
+        dense = copied;
+      }
+      MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
+      backend_.conv3d(places, dense, doubling.weight.view, doubling.bias.view,
+                      {.pad_before = {0, 1 - halo_, 1}, .pad_after = {0, 1 - halo_, 1}});
+      for (int64_t b = 0; b < space; ++b) {
+        for (int64_t d = 0; d < space; ++d) {
+          const View made = places.slice(1, b, height)
+                                .slice(2, d, width)
+                                .slice(3, (2 * b + d) * channels, channels);
+          const int64_t index = (a * space + b) * space + d;
+          const View from =
+              every_channel(x.slice(0, begin, frames), sources, index / repeats % sources);
+          const View to = corner(to_frames.slice(0, begin, frames), space, b, d);
+          backend_.lincomb(
+              MutView::cast(each_source(to)),
+              {{1.0f, each_source(made)}, {1.0f, from.unsqueeze(4).expand(4, copies)}});
+        }
       }
     }
   }

@@ -103,6 +103,60 @@ TEST_P(Convolution, EveryShape) {
   }
 }
 
+// Backends may convolve pairs of frames by way of sums of frames and taps. Of small integers all
+// those are exact in bf16, so the result is the rounded exact one, whatever the way.
+TEST_P(Convolution, PairsOfFramesAreExactInIntegers) {
+  struct Case {
+    Shape x;
+    int64_t cout;
+    std::array<int64_t, 3> before, after;
+  };
+  for (const Case& c : {Case{{4, 9, 17, 64}, 128, {0, 1, 1}, {0, 1, 1}},
+                        {{5, 17, 9, 64}, 128, {0, 1, 1}, {0, 1, 1}},
+                        {{1, 6, 7, 64}, 256, {2, 1, 1}, {0, 1, 1}},
+                        {{2, 10, 16, 128}, 128, {2, 0, 1}, {0, 0, 1}},
+                        {{6, 3, 33, 192}, 128, {1, 1, 0}, {1, 1, 0}}}) {
+    SCOPED_TRACE(testing::Message() << c.x << " to " << c.cout);
+    const auto integers = [&](TestTensor& t, int64_t step, int64_t most) {
+      reference::Values values(size_t(t.host().numel()));
+      for (size_t i = 0; i < values.size(); ++i)
+        values[i] = double((int64_t(i) * step + int64_t(i) / 97) % (2 * most + 1) - most);
+      t.assign(values);
+    };
+    TestTensor x(*backend_, c.x, DType::bf16), w(*backend_, {c.cout, c.x[3], 3, 3, 3}, DType::bf16),
+        bias(*backend_, {c.cout}, DType::bf16);
+    integers(x, 7919, 4);
+    integers(w, 104729, 2);
+    integers(bias, 31, 9);
+    Shape shape{0, 0, 0, c.cout};
+    for (int i = 0; i < 3; ++i) shape[i] = c.x[i] + c.before[size_t(i)] + c.after[size_t(i)] - 2;
+    TestTensor residual(*backend_, shape, DType::bf16), out = poisoned(*backend_, shape, DType::bf16);
+    integers(residual, 53, 100);
+    const Conv3d conv{{1, 1, 1}, {1, 1, 1}, c.before, c.after};
+    backend_->conv3d(out.device(), x.device(), w.device(), bias.device(), conv, residual.device());
+    const reference::Values want =
+        reference::conv3d(x.host(), w.host(), bias.host(), conv, residual.host());
+    expect_close(out, want, 0, 1, want);
+  }
+}
+
+// With the rest of a buffer around the output, and in place of the residual.
+TEST_P(Convolution, PairsOfFramesInsideABuffer) {
+  TestTensor x(*backend_, {7, 9, 17, 64}, DType::bf16), w(*backend_, {128, 64, 3, 3, 3}, DType::bf16),
+      out(*backend_, {5, 9, 17, 128}, DType::bf16, Layout::outer_gaps);
+  x.randomise(13);
+  w.randomise(14, 0.05);
+  out.randomise(15);
+  const Conv3d conv{{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}};
+  const reference::Values want = reference::conv3d(x.host(), w.host(), {}, conv, out.host());
+  backend_->conv3d(out.device(), x.device(), w.device(), {}, conv, out.device());
+  // Sums of frames and of taps may have been rounded: two roundings of 2^-9 in each of 1728
+  // products of about 0.05 sqrt(2) sqrt(3) / 2 each way, not correlated, so that a deviation is
+  // 2^-9 sqrt(2 * 4 * 64 * 9) * 0.06 = 0.008; six of them.
+  reference::Values allowed(want.size(), 6 * 0.008 * 0x1p24);
+  expect_close(out, want, 1, 1, allowed);
+}
+
 TEST_P(Convolution, ResidualMayBeTheOutput) {
   TestTensor x(*backend_, {2, 4, 5, 24}, DType::f32), w(*backend_, {24, 24, 1, 3, 3}, DType::f32),
       out(*backend_, {2, 4, 5, 24}, DType::f32);

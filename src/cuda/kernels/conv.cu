@@ -7,6 +7,10 @@
 // on an H200; not measured by itself). Bytes: x and w from cache per tile. Serves f32, which must
 // not use tf32, and shapes that cuDNN refuses.
 //
+// pair_frames: sums of two of four frames, as sm90_conv.h wants them; 8 channels a thread, which walks
+// the pairs. Bytes: two frames of x in, four of t out a pair, floor at copy bandwidth; 4.0 TB/s of
+// 4.2 measured.
+//
 // fold: out[n] = bias + the up to ceil(k / s) columns that land on n. Bytes: columns (f32) once,
 // out once; the matrix product before it does the flops.
 #include "cuda/kernels.h"
@@ -130,7 +134,58 @@ __global__ void __launch_bounds__(256)
   out[row * s.out_row + channel] = from_f32<T>(sum);
 }
 
+__global__ void __launch_bounds__(256)
+    pair_frames_kernel(__nv_bfloat16* t, const __nv_bfloat16* x, int64_t frame_stride,
+                       int64_t row_stride, int64_t vectors, int64_t rows, int64_t frames,
+                       int64_t first, int64_t pairs) {
+  constexpr int V = 8;
+  const int64_t vector = int64_t(blockIdx.x) * 256 + threadIdx.x, row = blockIdx.y;
+  if (vector >= vectors) return;
+  x += row * row_stride + vector * V;
+  t += (row * vectors + vector) * V;
+  const int64_t plane = rows * vectors * V;
+  const auto frame = [&](float(&to)[V], int64_t index) {
+    if (index >= 0 && index < frames) {
+      load<V>(to, x + index * frame_stride);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V; ++i) to[i] = 0;
+    }
+  };
+  float a[V], b[V], c[V], d[V], sum[V];
+  frame(a, first);
+  frame(b, first + 1);
+  for (int64_t pair = 0; pair < pairs; ++pair, t += 4 * plane) {
+    frame(c, first + 2 * pair + 2);
+    frame(d, first + 2 * pair + 3);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = a[i] - c[i];
+    store<V>(t, sum);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = b[i] + c[i];
+    store<V>(t + plane, sum);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = c[i] - b[i];
+    store<V>(t + 2 * plane, sum);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = d[i] - b[i];
+    store<V>(t + 3 * plane, sum);
+#pragma unroll
+    for (int i = 0; i < V; ++i) a[i] = c[i], b[i] = d[i];
+  }
+}
+
 }  // namespace
+
+void pair_frames(Stream stream, MutView t, View x, int64_t first, int64_t first_row) {
+  const int64_t rows = t.dim(2), vectors = t.dim(3) * t.dim(4) / 8;
+  const dim3 grid(unsigned(ceil_div<int64_t>(vectors, 256)), unsigned(rows));
+  pair_frames_kernel<<<grid, 256, 0, stream>>>(
+      static_cast<__nv_bfloat16*>(t.mut()),
+      static_cast<const __nv_bfloat16*>(x.data) + first_row * x.stride(1), x.stride(0),
+      x.stride(1), vectors, rows, x.dim(0), first, t.dim(0));
+  check_launch();
+}
 
 void conv_direct(Stream stream, MutView out, View x, View w, View bias, const Conv3d& conv,
                  View residual) {

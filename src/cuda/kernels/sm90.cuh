@@ -145,10 +145,12 @@ __device__ __forceinline__ void tma_load_4d_multicast(uint32_t destination, cons
 // 128-byte swizzle, so a chunk starts on a 1024-byte boundary.
 
 // Rows are the M or N index, columns the contracted one. Per 16 columns inside a chunk the start
-// address moves by 32 bytes.
-__device__ __forceinline__ uint64_t k_major_descriptor(uint32_t address) {
-  constexpr uint64_t kLayout = (1ull << 62) | (uint64_t{1024 >> 4} << 32) | (1ull << 16);
-  return kLayout | ((address & 0x3ffff) >> 4);
+// address moves by 32 bytes. Groups of 8 rows are `group_bytes` apart; the swizzle follows from the
+// address alone, so they may start at any row.
+__device__ __forceinline__ uint64_t k_major_descriptor(uint32_t address,
+                                                       uint32_t group_bytes = 1024) {
+  constexpr uint64_t kLayout = (1ull << 62) | (1ull << 16);
+  return kLayout | (uint64_t{group_bytes >> 4} << 32) | ((address & 0x3ffff) >> 4);
 }
 
 // Rows are the contracted index, columns the N index; chunks are `chunk_bytes` apart. Per 16 rows
@@ -219,6 +221,19 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b,
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
+__device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n}\n"
+      : ORRERY_ACC32(d, 0), ORRERY_ACC32(d, 32)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+
 __device__ __forceinline__ void wgmma_rs_mn_major(float (&d)[32], const uint32_t* a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -278,6 +293,31 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+__device__ __forceinline__ float low_bf16(uint32_t packed) {
+  return __uint_as_float(packed << 16);
+}
+__device__ __forceinline__ float high_bf16(uint32_t packed) {
+  return __uint_as_float(packed & 0xffff0000u);
+}
+
+// Lane t of a quad gives x[i] to lane i and gets the x[t] of all four.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int t) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & distance) continue;
+      const bool upper = (t & distance) != 0;
+      const uint32_t given = upper ? x[i] : x[i + distance];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, given, distance);
+      if (upper) {
+        x[i] = got;
+      } else {
+        x[i + distance] = got;
+      }
+    }
+  }
 }
 
 }  // namespace orrery::cuda::sm90

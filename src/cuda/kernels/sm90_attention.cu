@@ -11,28 +11,11 @@ namespace sm90 {
 
 bool encode_tensor_map(CUtensorMap* map, const void* base, int64_t rows, int heads, int head_dim,
                        int64_t row_stride, int box_rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    const bool found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return found ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  if (encode == nullptr) return false;
   constexpr int kColumns = 64;
-  const cuuint64_t dims[4] = {kColumns, static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(head_dim / kColumns),
-                              static_cast<cuuint64_t>(heads)};
-  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row_stride) * 2, kColumns * 2,
-                                 static_cast<cuuint64_t>(head_dim) * 2};
-  const cuuint32_t box[4] = {kColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(base), dims, strides,
-                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  return encode_bf16_map(map, base, {kColumns, size(rows), size(head_dim / kColumns), size(heads)},
+                         {size(row_stride) * 2, kColumns * 2, size(head_dim) * 2},
+                         {kColumns, static_cast<uint32_t>(box_rows), 1, 1});
 }
 
 }  // namespace sm90

@@ -689,25 +689,6 @@ struct Consumer {
     }
     return __all_sync(0xffffffffu, trusted);
   }
-
-  // Lane t of a quad gives x[i] to lane i and gets the x[t] of all four.
-  __device__ __forceinline__ static void transpose_quad(uint32_t (&x)[4], int t) {
-#pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i & distance) continue;
-        const bool upper = (t & distance) != 0;
-        const uint32_t given = upper ? x[i] : x[i + distance];
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, given, distance);
-        if (upper) {
-          x[i] = got;
-        } else {
-          x[i + distance] = got;
-        }
-      }
-    }
-  }
 };
 
 // ---- Kernel -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -49,6 +50,11 @@ class PerDevice {
  private:
   std::atomic<uint64_t> prepared_{0};
 };
+
+// Map over a bf16 tensor, innermost dimension first, strides in bytes of the others, read in boxes
+// of 64 innermost elements with the 128-byte swizzle. What lies outside reads as zeros.
+bool encode_bf16_map(CUtensorMap* map, const void* base, const std::array<uint64_t, 4>& dims,
+                     const std::array<uint64_t, 3>& strides, const std::array<uint32_t, 4>& box);
 
 // Map over bf16 [rows, heads, head_dim] as (column, row, 64-column chunk, head), read in boxes of
 // 64 columns x `box_rows` rows with the 128-byte swizzle. Rows past the end read as zeros.

@@ -1,0 +1,362 @@
+// The kernel behind sm90_conv.h.
+//
+// A CTA makes 128 positions (16 x 8 or 8 x 16 of one frame) x 128 channels of both frames of a
+// pair: a producer warpgroup, of which one thread feeds tiles through TMA rings, and two consumer
+// warpgroups of 64 positions each. A warpgroup holds two accumulators: t1 u1 and t2 u2, which a
+// butterfly turns into y0 and y1 without leaving registers; t0 u0 and t3 u3 are then added. No
+// intermediate result reaches memory.
+//
+// A tile of t is loaded once with its border for all nine taps: a tap is another start address of
+// the same 128-byte rows in shared memory. Tiles of u go to two CTAs of a cluster by multicast.
+//
+// Operations: 4/3 of 2 * 9 cin cout a position and output frame; a direct convolution needs 27.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "sm90.cuh"
+#include "sm90_conv.h"
+#include "sm90_host.h"
+
+namespace orrery::cuda {
+namespace sm90 {
+namespace {
+
+constexpr int kTaps = 9;
+constexpr int kConsumers = 2;
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kChannels = 128;  // of a tile
+constexpr int kDepth = 64;      // input channels at a time, 128 bytes
+constexpr int kRowBytes = 2 * kDepth;
+constexpr int kCluster = 2;
+
+// Registers a thread after reallocation; a CTA of 384 threads starts with 168 each.
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+
+constexpr int kTileBorder = 18 * 10;  // positions of a tile with its border
+constexpr int kTBytes = (kTileBorder * kRowBytes + 1023) / 1024 * 1024;
+constexpr int kUBytes = kChannels * kRowBytes;
+constexpr int kTStages = 3;
+constexpr int kUStages = 9;
+
+constexpr int kT = 0;
+constexpr int kU = kT + kTStages * kTBytes;
+constexpr int kFullT = kU + kUStages * kUBytes;
+constexpr int kEmptyT = kFullT + 8 * kTStages;
+constexpr int kFullU = kEmptyT + 8 * kTStages;
+constexpr int kEmptyU = kFullU + 8 * kUStages;
+constexpr int kBytes = kEmptyU + 8 * kUStages;
+static_assert(kBytes <= kMaxSharedBytes, "the tiles must fit the shared memory of one CTA");
+
+// The order of the four products: those that both outputs need come first.
+__device__ __forceinline__ int product_at(int i) { return i < 2 ? i + 1 : i == 2 ? 0 : 3; }
+
+struct Args {
+  const __nv_bfloat16* bias;
+  const __nv_bfloat16* residual;
+  __nv_bfloat16* out;
+  int64_t residual_stride, out_stride;
+  int frames, rows, columns, cout;
+  int pad_rows, pad_columns;
+  int depths;                // of kDepth input channels
+  int tile_rows;             // 8 or 16; the other is the number of columns
+  int tiles_down, tiles_across, tiles;  // of a frame, and all
+  int channel_tiles;
+  int items;  // a cluster takes one at a time: two tiles of the same channels
+};
+
+struct Tile {
+  int pair, row, column, channel;
+};
+
+__device__ __forceinline__ Tile tile_of(const Args& a, int item, int rank) {
+  const int index = item / a.channel_tiles * kCluster + rank;
+  const int pair = index / (a.tiles_down * a.tiles_across);
+  const int rest = index - pair * (a.tiles_down * a.tiles_across);
+  const int down = rest / a.tiles_across;
+  return {pair, down * a.tile_rows, (rest - down * a.tiles_across) * (24 - a.tile_rows),
+          item % a.channel_tiles * kChannels};
+}
+
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// A tile past the last one reads zeros.
+__device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_t,
+                                        const CUtensorMap* map_u, uint32_t smem, int rank,
+                                        int cluster, int clusters) {
+  Ring<kTStages> t;
+  Ring<kUStages> u;
+  const int border_bytes = (a.tile_rows + 2) * (24 - a.tile_rows + 2) * kRowBytes;
+  for (int item = cluster; item < a.items; item += clusters) {
+    const Tile tile = tile_of(a, item, rank);
+    for (int i = 0; i < 4; ++i) {
+      const int product = product_at(i);
+      for (int depth = 0; depth < a.depths; ++depth) {
+        mbarrier_wait(smem + kEmptyT + 8 * t.stage, t.phase ^ 1);
+        mbarrier_arrive_expect(smem + kFullT + 8 * t.stage, border_bytes);
+        tma_load_4d(smem + kT + t.stage * kTBytes, map_t, depth * kDepth,
+                    tile.column - a.pad_columns, tile.row - a.pad_rows, 4 * tile.pair + product,
+                    smem + kFullT + 8 * t.stage, kEvictFirst);
+        t.next();
+        for (int tap = 0; tap < kTaps; ++tap) {
+          constexpr int kShare = kChannels / kCluster;
+          mbarrier_wait(smem + kEmptyU + 8 * u.stage, u.phase ^ 1);
+          mbarrier_arrive_expect(smem + kFullU + 8 * u.stage, kUBytes);
+          tma_load_4d_multicast(smem + kU + u.stage * kUBytes + rank * kShare * kRowBytes, map_u,
+                                depth * kDepth, tile.channel + rank * kShare, tap, product,
+                                smem + kFullU + 8 * u.stage, (1 << kCluster) - 1, kEvictLast);
+          u.next();
+        }
+      }
+    }
+  }
+}
+
+struct Consumer {
+  const Args& a;
+  uint32_t smem;
+  int warpgroup;
+  int warp;  // of the warpgroup
+  int lane;
+  int pitch;         // positions between rows of a tile in shared memory
+  uint32_t offset;   // of this warpgroup's first position
+  Ring<kTStages> t;
+  Ring<kUStages> u;
+
+  // Tells who fills the buffer that this warp has read it.
+  __device__ __forceinline__ void release_t(int stage) {
+    if (lane == 0) mbarrier_arrive(smem + kEmptyT + 8 * stage);
+  }
+  __device__ __forceinline__ void release_u(int stage) {
+    if (lane < kCluster) mbarrier_arrive_remote(map_to_rank(smem + kEmptyU + 8 * stage, lane));
+  }
+
+  // sum += t u over all taps and depths.
+  __device__ __forceinline__ void accumulate(float (&sum)[kChannels / 2]) {
+    pin_registers(sum);
+    wgmma_fence();
+    int last_t = -1, last_u = -1;  // read by the products before the ones just issued
+    for (int depth = 0; depth < a.depths; ++depth) {
+      mbarrier_wait(smem + kFullT + 8 * t.stage, t.phase);
+      const uint32_t from = smem + kT + t.stage * kTBytes + offset;
+#pragma unroll
+      for (int tap = 0; tap < kTaps; ++tap) {
+        mbarrier_wait(smem + kFullU + 8 * u.stage, u.phase);
+        const uint64_t x = k_major_descriptor(from + (tap / 3 * pitch + tap % 3) * kRowBytes,
+                                              pitch * kRowBytes);
+        const uint64_t w = k_major_descriptor(smem + kU + u.stage * kUBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kDepth / 16; ++step) {
+          wgmma_ss(sum, advance(x, 32 * step), advance(w, 32 * step), 1);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (last_u >= 0) release_u(last_u);
+        if (tap == 0 && last_t >= 0) release_t(last_t);
+        last_u = u.stage;
+        u.next();
+      }
+      last_t = t.stage;
+      t.next();
+    }
+    wgmma_wait<0>();
+    pin_registers(sum);
+    release_u(last_u);
+    release_t(last_t);
+  }
+
+  // Writes this warpgroup's part of one frame: a lane owns column lane / 4 of two rows.
+  __device__ __forceinline__ void store(const Tile& tile, int frame,
+                                        const float (&sum)[kChannels / 2]) {
+    if (frame >= a.frames) return;
+    const bool wide = a.tile_rows == 8;
+    const int column = tile.column + lane / 4 + (wide ? 8 * warpgroup : 0);
+    const int quad = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile.row + 2 * warp + half + (wide ? 0 : 8 * warpgroup);
+      const bool valid = row < a.rows && column < a.columns;
+      const int64_t at = (int64_t{row} * a.columns + column) * a.cout + tile.channel + 8 * quad;
+      uint4 residual[4] = {};
+      if (valid && a.residual != nullptr) {
+        const __nv_bfloat16* from = a.residual + frame * a.residual_stride + at;
+#pragma unroll
+        for (int g = 0; g < 4; ++g)
+          residual[g] = *reinterpret_cast<const uint4*>(from + 32 * g);
+      }
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        // Eight neighbouring channels a lane in place of two of each eight.
+        uint32_t even[4], odd[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          even[i] = __float_as_uint(sum[4 * (4 * g + i) + 2 * half]);
+          odd[i] = __float_as_uint(sum[4 * (4 * g + i) + 2 * half + 1]);
+        }
+        transpose_quad(even, quad);
+        transpose_quad(odd, quad);
+        uint4 bias{};
+        if (a.bias != nullptr)
+          bias = *reinterpret_cast<const uint4*>(a.bias + tile.channel + 8 * quad + 32 * g);
+        const uint32_t add[4] = {residual[g].x, residual[g].y, residual[g].z, residual[g].w};
+        const uint32_t shift[4] = {bias.x, bias.y, bias.z, bias.w};
+        uint32_t made[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          made[i] = pack_bf16(__uint_as_float(even[i]) + low_bf16(add[i]) + low_bf16(shift[i]),
+                              __uint_as_float(odd[i]) + high_bf16(add[i]) + high_bf16(shift[i]));
+        }
+        if (valid) {
+          *reinterpret_cast<uint4*>(a.out + frame * a.out_stride + at + 32 * g) =
+              make_uint4(made[0], made[1], made[2], made[3]);
+        }
+      }
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+    pair_conv_kernel(const __grid_constant__ CUtensorMap map_t,
+                     const __grid_constant__ CUtensorMap map_u, const Args a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t smem = shared_address(shared);
+  const int warpgroup = warp_uniform(threadIdx.x / 128);
+  const int warp = warp_uniform(threadIdx.x / 32 % 4);
+  const int lane = threadIdx.x % 32;
+  const int rank = static_cast<int>(cluster_rank());
+  const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kTStages; ++i) {
+      mbarrier_init(smem + kFullT + 8 * i, 1);
+      mbarrier_init(smem + kEmptyT + 8 * i, 4 * kConsumers);
+    }
+    for (int i = 0; i < kUStages; ++i) {
+      mbarrier_init(smem + kFullU + 8 * i, 1);
+      mbarrier_init(smem + kEmptyU + 8 * i, 4 * kConsumers * kCluster);
+    }
+    mbarrier_init_fence();
+    prefetch_tensor_map(&map_t);
+    prefetch_tensor_map(&map_u);
+  }
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+
+  if (warpgroup == 0) {
+    release_registers<kProducerRegisters>();
+    if (warp == 0 && lane == 0) produce(a, &map_t, &map_u, smem, rank, cluster, clusters);
+  } else {
+    claim_registers<kConsumerRegisters>();
+    const int self = warpgroup - 1, pitch = 24 - a.tile_rows + 2;
+    Consumer consumer{a,    smem,  self, warp,
+                      lane, pitch, static_cast<uint32_t>(self * 8 * (a.tile_rows == 8 ? 1 : pitch) * kRowBytes),
+                      {},   {}};
+    float first[kChannels / 2], second[kChannels / 2];
+    for (int item = cluster; item < a.items; item += clusters) {
+      const Tile tile = tile_of(a, item, rank);
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) first[i] = second[i] = 0;
+      consumer.accumulate(first);
+      consumer.accumulate(second);
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) {
+        const float both = first[i] + second[i];
+        second[i] = first[i] - second[i];
+        first[i] = both;
+      }
+      consumer.accumulate(first);
+      consumer.accumulate(second);
+      consumer.store(tile, 2 * tile.pair, first);
+      consumer.store(tile, 2 * tile.pair + 1, second);
+    }
+  }
+  // No CTA leaves while its peer can still write into it.
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+}
+
+}  // namespace
+}  // namespace sm90
+
+const char* sm90_pair_conv_supports(const Sm90PairConvParams& p) {
+  using namespace sm90;
+  if (const char* reason = device_reason()) return reason;
+  if (p.cin <= 0 || p.cin % kDepth != 0 || p.cout <= 0 || p.cout % kChannels != 0)
+    return "the channels must be multiples of 64 and 128";
+  if (!aligned_rows(p.t, p.cin) || !aligned_rows(p.u, p.cin) ||
+      !aligned_rows(p.out, p.out_stride) ||
+      (p.residual != nullptr && !aligned_rows(p.residual, p.residual_stride)) ||
+      (p.bias != nullptr && !aligned_rows(p.bias, 8)))
+    return "tensors must be 16-byte aligned";
+  return nullptr;
+}
+
+const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
+  using namespace sm90;
+  if (const char* reason = sm90_pair_conv_supports(p)) return reason;
+  static PerDevice prepared;
+  if (const char* error = prepared.allow_shared_memory(
+          reinterpret_cast<const void*>(pair_conv_kernel), kBytes)) {
+    return error;
+  }
+  Args a{};
+  a.bias = static_cast<const __nv_bfloat16*>(p.bias);
+  a.residual = static_cast<const __nv_bfloat16*>(p.residual);
+  a.out = static_cast<__nv_bfloat16*>(p.out);
+  a.residual_stride = p.residual_stride;
+  a.out_stride = p.out_stride;
+  a.frames = p.frames;
+  a.rows = p.rows;
+  a.columns = p.columns;
+  a.cout = p.cout;
+  a.pad_rows = p.pad_rows;
+  a.pad_columns = p.pad_columns;
+  a.depths = p.cin / kDepth;
+  const auto up = [](int x, int y) { return (x + y - 1) / y; };
+  const int wide = up(p.rows, 8) * up(p.columns, 16), tall = up(p.rows, 16) * up(p.columns, 8);
+  a.tile_rows = wide <= tall ? 8 : 16;
+  a.tiles_down = up(p.rows, a.tile_rows);
+  a.tiles_across = up(p.columns, 24 - a.tile_rows);
+  a.tiles = p.pairs * a.tiles_down * a.tiles_across;
+  a.channel_tiles = p.cout / kChannels;
+  a.items = up(a.tiles, kCluster) * a.channel_tiles;
+  if (a.items == 0) return nullptr;
+
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  CUtensorMap map_t, map_u;
+  const bool mapped =
+      encode_bf16_map(&map_t, p.t, {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
+                      {size(p.cin) * 2, size(p.cin) * 2 * size(p.columns_in),
+                       size(p.cin) * 2 * size(p.columns_in) * size(p.rows_in)},
+                      {kDepth, static_cast<uint32_t>(24 - a.tile_rows + 2), static_cast<uint32_t>(a.tile_rows + 2), 1}) &&
+      encode_bf16_map(&map_u, p.u, {size(p.cin), size(p.cout), kTaps, 4},
+                      {size(p.cin) * 2, size(p.cin) * 2 * size(p.cout), size(p.cin) * 2 * size(p.cout) * kTaps},
+                      {kDepth, kChannels / kCluster, 1, 1});
+  if (!mapped) return "the driver refused a tensor map";
+
+  int device = 0, sms = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int clusters = std::max(1, std::min(a.items, sms / kCluster));
+  pair_conv_kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kBytes,
+                     static_cast<cudaStream_t>(stream)>>>(map_t, map_u, a);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace orrery::cuda
