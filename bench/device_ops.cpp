@@ -261,6 +261,19 @@ void product_cases(Bench& bench, Backend& gpu) {
                   [&] { gpu.linear(out.view, x.view, w.view, options); });
     }
   }
+  for (const int64_t rows : {kRows, int64_t{5760}, int64_t{2880}, int64_t{920}, int64_t{512}}) {
+    const std::string name = concat("gated linear ", rows, " x 4096 x 2 x 12288");
+    if (!bench.wants(name)) continue;
+    const Tensor x = bench.random({rows, 4096}), w = bench.random({24576, 4096}),
+                 both = gpu.allocate_tensor({rows, 24576}, DType::bf16),
+                 out = gpu.allocate_tensor({rows, 12288}, DType::bf16);
+    const double count = 2.0 * double(rows) * 4096 * 24576;
+    bench.flops(name, count, [&] { gpu.gated_linear(out.view, x.view, w.view); });
+    bench.flops(name + ", as product and activation", count, [&] {
+      gpu.linear(both.view, x.view, w.view);
+      gpu.activation(out.view, both.view, Activation::silu_gate);
+    });
+  }
   if (bench.wants("linear f32")) {
     const Tensor x = bench.random({8192, 4096}, DType::f32),
                  w = bench.random({4096, 4096}, DType::f32),

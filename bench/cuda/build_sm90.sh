@@ -11,7 +11,8 @@ flags=(-std=c++20 -O3 -lineinfo -I "$root/src" -gencode "arch=compute_90a,code=s
        -Xptxas -v -Xcompiler -fPIC,-fno-gnu-unique "$@")
 sources=(src/cuda/kernels/sm90_attention.cu src/cuda/kernels/sm90_attention_dense.cu
          src/cuda/kernels/sm90_attention_sparse.cu src/cuda/kernels/sm90_select.cu
-         src/cuda/kernels/sm90_conv.cu src/cuda/kernels/sm90_host.cu
+         src/cuda/kernels/sm90_conv.cu src/cuda/kernels/sm90_gate.cu
+         src/cuda/kernels/sm90_host.cu
          bench/cuda/sm90_shim.cu)
 pids=()
 for source in "${sources[@]}"; do

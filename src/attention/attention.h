@@ -76,6 +76,7 @@ class Attention {
   // a schedule needs no step.
   void begin_step(int step, int num_steps);
   void begin_branch(int branch) { branch_ = branch; }
+  int branch() const { return branch_; }
 
   // For warm-up: this layout, whatever the step. What it selected is forgotten at the next step.
   void begin_layout(int layout);

@@ -310,16 +310,25 @@ void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids)
   synchronize();  // both go
 }
 
-void Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
-  const Checker check{"linear", device()};
+namespace {
+void check_product(const Checker& check, const View& x, const View& w) {
   check.tensor("x", x);
-  check.tensor("out", out);
   check.rank("x", x, 2);
   check.rank("w", w, 2);
   check.on_device("w", w);
   check.that(is_weight(w.dtype), "w is ", name_of(w.dtype));
   check.that(w.dim(1) == x.dim(1), "k is ", x.dim(1), " in x but ", w.dim(1), " in w");
   check.that(w.stride(1) == 1 || w.stride(0) == 1 || w.numel() == 0, "w has strides ", w.strides);
+}
+double product_flops(const View& x, const View& w) {
+  return 2.0 * double(x.dim(0)) * double(w.dim(0)) * double(w.dim(1));
+}
+}  // namespace
+
+void Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
+  const Checker check{"linear", device()};
+  check.tensor("out", out);
+  check_product(check, x, w);
   check.shape("out", out, {x.dim(0), w.dim(0)});
   check.that(options.activation != Activation::silu_gate, "silu_gate is not an epilogue");
   if (options.bias) check.vector("bias", options.bias, w.dim(0));
@@ -328,8 +337,19 @@ void Backend::linear(MutView out, View x, View w, const LinearOptions& options) 
     check.shape("residual", options.residual, out.shape);
   }
   if (out.numel() == 0) return;
-  run("linear", 2.0 * double(x.dim(0)) * double(w.dim(0)) * double(w.dim(1)),
-      touched({out, x, w, options.bias, options.residual}), [&] { do_linear(out, x, w, options); });
+  run("linear", product_flops(x, w), touched({out, x, w, options.bias, options.residual}),
+      [&] { do_linear(out, x, w, options); });
+}
+
+void Backend::gated_linear(MutView out, View x, View w) {
+  const Checker check{"gated_linear", device()};
+  check.tensor("out", out);
+  check_product(check, x, w);
+  check.that(w.dim(0) % 2 == 0, "w has ", w.dim(0), " rows, which are not two halves");
+  check.shape("out", out, {x.dim(0), w.dim(0) / 2});
+  if (out.numel() == 0) return;
+  run("gated_linear", product_flops(x, w), touched({out, x, w}),
+      [&] { do_gated_linear(out, x, w); });
 }
 
 void Backend::rms_norm(MutView out, View x, View weight, const Norm& norm) {

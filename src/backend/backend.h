@@ -139,6 +139,9 @@ class Backend {
   // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or its
   // transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16 with f32 x.
   void linear(MutView out, View x, View w, const LinearOptions& options = {});
+  // out [M, N] = silu(x g^T) * (x u^T), rounded once; w [2N, K] holds the rows of g, then those of u.
+  // Contiguous rows; w as linear() takes it.
+  void gated_linear(MutView out, View x, View w);
   // Rows of x normalised, times weight [C]. out may be x.
   void rms_norm(MutView out, View x, View weight, const Norm& norm);
   // Per head: RMS norm with weight [D] (skipped when weight is empty), then rotation
@@ -223,6 +226,7 @@ class Backend {
   virtual bool do_all_finite(View x) = 0;
   virtual void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) = 0;
   virtual void do_linear(MutView out, View x, View w, const LinearOptions& options) = 0;
+  virtual void do_gated_linear(MutView out, View x, View w) = 0;
   virtual void do_rms_norm(MutView out, View x, View weight, const Norm& norm) = 0;
   virtual void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
                                const Norm& norm) = 0;

@@ -35,6 +35,7 @@ class DryRunBackend : public Backend {
   bool do_all_finite(View) override { return true; }
   void do_gather_rows(MutView, View, std::span<const int64_t>) override {}
   void do_linear(MutView, View, View, const LinearOptions&) override {}
+  void do_gated_linear(MutView, View, View) override {}
   void do_rms_norm(MutView, View, View, const Norm&) override {}
   void do_qk_norm_rope(MutView, View, View, View, View, const Norm&) override {}
   void do_attention(MutView, View, View, View, const AttentionPlan&) override {

@@ -44,6 +44,11 @@ class CpuBackend final : public Backend {
   void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
     cpu::linear(context_, out, x, w, options);
   }
+  void do_gated_linear(MutView out, View x, View w) override {
+    const Tensor both = allocate_host_tensor({x.dim(0), w.dim(0)}, DType::f32);
+    cpu::linear(context_, both.view, x, w, {});
+    cpu::activation(context_, out, both.view, Activation::silu_gate);
+  }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cpu::rms_norm(context_, out, x, weight, norm);
   }

@@ -184,7 +184,8 @@ Convolution::~Convolution() = default;
 
 void Convolution::forget(const void* data, size_t bytes) {
   const void* end = static_cast<const std::byte*>(data) + bytes;
-  for (auto it = weights_.lower_bound({data, Form{}}); it != weights_.end() && it->first.first < end;) {
+  for (auto it = weights_.lower_bound({data, Form{}});
+       it != weights_.end() && it->first.first < end;) {
     // The entry leaves the map before its own memory is released, which calls here again.
     const Tensor derived = std::move(it->second);
     it = weights_.erase(it);
@@ -224,9 +225,9 @@ bool Convolution::try_pairs(const Problem& p, const View& w) {
   const Conv3d& conv = p.conv;
   const int64_t cin = p.x.dim(3), cout = p.out.dim(3), frames = p.out.dim(0), width = p.x.dim(2);
   const auto rows_dense = [](const View& t) {
-    return !t || (t.dtype == DType::bf16 && t.stride(3) == 1 && t.stride(2) == t.dim(3) &&
-                  t.stride(1) == t.dim(2) * t.dim(3) && t.stride(0) % 8 == 0 &&
-                  alignment_of(t) == 16);
+    return !t ||
+           (t.dtype == DType::bf16 && t.stride(3) == 1 && t.stride(2) == t.dim(3) &&
+            t.stride(1) == t.dim(2) * t.dim(3) && t.stride(0) % 8 == 0 && alignment_of(t) == 16);
   };
   const bool fits = w.dtype == DType::bf16 && w.dim(2) == 3 && w.dim(3) == 3 && w.dim(4) == 3 &&
                     conv.stride == std::array<int64_t, 3>{1, 1, 1} &&
@@ -249,7 +250,8 @@ bool Convolution::try_pairs(const Problem& p, const View& w) {
 
   params.u = derived(w, Form::pairs).data;
   const int64_t pairs = ceil_div(frames, 2), height = p.out.dim(1);
-  const int64_t row_bytes = 4 * width * cin * size_of(DType::bf16), budget = kMaxPairBytes / row_bytes;
+  const int64_t row_bytes = 4 * width * cin * size_of(DType::bf16),
+                budget = kMaxPairBytes / row_bytes;
   // As many pairs as fit whole; else one, in bands of rows that tiles fill.
   const int64_t group = std::clamp<int64_t>(budget / p.x.dim(1), 1, pairs);
   const int64_t bands = ceil_div(height, std::max(budget - 2, kPairRows));

@@ -110,6 +110,7 @@ class CudaBackend final : public Backend {
   void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
     gemm_.run(out, x, w, options);
   }
+  void do_gated_linear(MutView out, View x, View w) override { gemm_.run_gated(out, x, w); }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cuda::rms_norm(stream(), out, x, weight, norm);
   }

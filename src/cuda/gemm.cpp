@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels.h"
+#include "cuda/kernels/sm90_gate.h"
 
 namespace orrery::cuda {
 
@@ -23,6 +24,8 @@ constexpr size_t kWorkspace = size_t{64} << 20;
 constexpr int64_t kMinFusedSize = int64_t{1} << 20;
 // Results that need an epilogue of our own pass through f32 in parts of at most this size.
 constexpr int64_t kMaxPartBytes = int64_t{256} << 20;
+// Fewer rows are bound by reading the weights, which the library's kernels split better.
+constexpr int64_t kMinGatedRows = 256;
 
 cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
@@ -215,11 +218,11 @@ struct Gemm::State {
   // scratch. False when the library refuses the product.
   bool try_in_parts(const MutView& out, const View& x, const View& w,
                     const LinearOptions& options) {
-    const int64_t step =
-        std::max<int64_t>(1, kMaxPartBytes / (out.dim(1) * int64_t(sizeof(float))));
+    const int64_t width = w.dim(0);  // twice out's behind a gate
+    const int64_t step = std::max<int64_t>(1, kMaxPartBytes / (width * int64_t(sizeof(float))));
     for (int64_t begin = 0; begin < out.dim(0); begin += step) {
       const int64_t size = std::min(step, out.dim(0) - begin);
-      const MutView product = product_scratch.tensor({size, out.dim(1)}, DType::f32);
+      const MutView product = product_scratch.tensor({size, width}, DType::f32);
       if (w.dim(1) == 0)
         fill(context.stream(), product, 0.0f);
       else if (!try_library(product, x.slice(0, begin, size), w, {}))
@@ -247,6 +250,29 @@ void Gemm::run(MutView out, View x, View w, const LinearOptions& options) {
   const View wide_w = s.as_f32(s.w_scratch, w), wide_x = s.as_f32(s.x_scratch, x);
   require(s.try_run(out, wide_x, wide_w, options), ErrorKind::device,
           "linear: cuBLASLt has no f32 kernel for ", x.shape, " x ", w.shape, "^T");
+}
+
+void Gemm::run_gated(MutView out, View x, View w) {
+  const bool is_narrow =
+      x.dtype == DType::bf16 && w.dtype == DType::bf16 && out.dtype == DType::bf16;
+  if (is_narrow && x.dim(0) >= kMinGatedRows && w.stride(1) == 1) {
+    Sm90GateParams params;
+    params.x = x.data;
+    params.w = w.data;
+    params.out = out.mut();
+    params.x_stride = x.stride(0);
+    params.w_stride = w.stride(0);
+    params.out_stride = out.stride(0);
+    params.m = x.dim(0);
+    params.n = out.dim(1);
+    params.k = x.dim(1);
+    if (sm90_gate_supports(params) == nullptr) {
+      const char* error = sm90_gate(params, state_->context.stream());
+      require(error == nullptr, ErrorKind::device, "gated_linear: ", error);
+      return;
+    }
+  }
+  run(out, x, w, {.activation = Activation::silu_gate});
 }
 
 }  // namespace orrery::cuda

@@ -1,4 +1,4 @@
-// Projections by cuBLASLt.
+// Projections by cuBLASLt, the gated one by our Hopper kernel where it applies.
 #pragma once
 
 #include <memory>
@@ -15,6 +15,8 @@ class Gemm {
 
   // As Backend::linear; out may also be f32 when x and w are bf16, and keeps the f32 sums then.
   void run(MutView out, View x, View w, const LinearOptions& options = {});
+  // As Backend::gated_linear.
+  void run_gated(MutView out, View x, View w);
 
  private:
   struct State;

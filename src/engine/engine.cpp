@@ -406,7 +406,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
     run->set_replay(state.options.graphs && state.offload() != Offload::layer && state.groups.mesh.world() == 1);
     record.generation_tokens = run->attention().sequence().size();
     backend.set_profiling(state.options.profile);
-    run->prefill();
+    run->prefill(Run::text_on(backend.device()));
   });
   const int steps = settings.schedule.num_steps();
   result.frames.height = settings.height;

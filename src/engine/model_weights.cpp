@@ -41,12 +41,12 @@ PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype,
   return sizes;
 }
 
-int64_t Footprint::most() const { return std::max({resident, prompt, denoise, decode}); }
+int64_t Footprint::most() const { return std::max({resident, denoise, decode}); }
 
 Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device) {
   Footprint out;
   if (device == DeviceKind::cpu) {
-    out.resident = out.prompt = out.denoise = out.decode = sizes.all();
+    out.resident = out.denoise = out.decode = sizes.all();
     return out;
   }
   const int64_t turning =
@@ -57,8 +57,8 @@ Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind devic
     out.resident = turning + sizes.vae;
     out.pinned = sizes.generation - sizes.generation_ends;
   }
-  out.prompt = out.resident + sizes.text_layer;  // the embedding stays in the file
-  out.denoise = out.resident + (goes ? sizes.generation : 0);
+  // The text tower, a layer at a time, runs beside the first step; its embedding stays in the file.
+  out.denoise = out.resident + sizes.text_layer + (goes ? sizes.generation : 0);
   out.decode = out.resident + (goes ? sizes.vae : 0);
   return out;
 }

@@ -42,8 +42,8 @@ PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype,
 
 // Bytes of weights in the memory of the device (on the CPU: the host's).
 struct Footprint {
-  int64_t resident = 0;                         // between requests
-  int64_t prompt = 0, denoise = 0, decode = 0;  // in each phase of one, `resident` included
+  int64_t resident = 0;             // between requests
+  int64_t denoise = 0, decode = 0;  // in each phase of one, `resident` included
   int64_t pinned = 0;                           // host memory beside the mapping
   int64_t most() const;
 };

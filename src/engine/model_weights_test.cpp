@@ -43,19 +43,18 @@ TEST(ModelWeights, ModesTakeWhatTheySay) {
   const PartSizes s = sizes_of("super");
   const Footprint none = footprint_of(s, Offload::none, DeviceKind::cuda);
   EXPECT_EQ(none.resident, s.generation + s.vae);
-  EXPECT_EQ(none.prompt, none.resident + s.text_layer);
-  EXPECT_EQ(none.denoise, none.resident);
-  EXPECT_EQ(none.most(), none.prompt);
+  EXPECT_EQ(none.denoise, none.resident + s.text_layer);
+  EXPECT_EQ(none.decode, none.resident);
+  EXPECT_EQ(none.most(), none.denoise);
   EXPECT_EQ(none.pinned, 0);
 
   const Footprint model = footprint_of(s, Offload::model, DeviceKind::cuda);
   EXPECT_EQ(model.resident, 0);
-  EXPECT_EQ(model.prompt, s.text_layer);
-  EXPECT_EQ(model.denoise, s.generation);
+  EXPECT_EQ(model.denoise, s.generation + s.text_layer);
   EXPECT_EQ(model.decode, s.vae);
 
   const Footprint layer = footprint_of(s, Offload::layer, DeviceKind::cuda);
-  EXPECT_EQ(layer.denoise, s.generation_ends + 2 * kSuperLayer + s.vae);
+  EXPECT_EQ(layer.denoise, s.generation_ends + 3 * kSuperLayer + s.vae);
   EXPECT_EQ(layer.pinned, 64 * kSuperLayer);
   EXPECT_LT(layer.most(), 7'000'000'000);  // Super on any card
 

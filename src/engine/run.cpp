@@ -69,24 +69,29 @@ void Run::with_text(const std::function<void()>& body) const {
   else body();
 }
 
-void Run::prefill() {
-  Transformer& transformer = networks_.transformer;
-  const TransformerConfig& config = transformer.config();
-  const int64_t temporal = networks_.vae.config().scale_factor_temporal;
+std::vector<Transformer::Prompt> Run::prompts() {
   std::vector<bool> needed(branches_.size(), false);
   for (size_t c = 0; c < contexts_.size(); ++c) {
     if (is_mine(c)) needed[contexts_[c].branch] = true;
   }
   std::vector<Transformer::Prompt> prompts;
   for (size_t b = 0; b < branches_.size(); ++b) {
-    if (needed[b]) prompts.push_back({static_cast<int>(b), branches_[b].ids});
+    if (needed[b]) prompts.push_back({static_cast<int>(b), branches_[b].ids, &branches_[b].und});
   }
-  with_text([&] {
-    std::vector<UndCache> caches = transformer.prefill(arena_, prompts, attention_);
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      branches_[static_cast<size_t>(prompts[i].branch)].und = std::move(caches[i]);
-    }
-  });
+  return prompts;
+}
+
+void Run::read_text() {
+  with_text([&] { networks_.transformer.prefill(arena_, prompts(), attention_); });
+  text_waits_ = false;
+}
+
+void Run::prefill(Text when) {
+  Transformer& transformer = networks_.transformer;
+  const TransformerConfig& config = transformer.config();
+  const int64_t temporal = networks_.vae.config().scale_factor_temporal;
+  if (when == Text::now) read_text();
+  else text_waits_ = true;
   for (size_t c = 0; c < contexts_.size(); ++c) {
     if (!is_mine(c)) continue;
     Context& context = contexts_[c];
@@ -218,27 +223,50 @@ GenInput Run::input(bool with_controls) const {
 void Run::set_timestep(float timestep) { networks_.transformer.embed_time(arena_, time_.view, timestep); }
 
 // Of the timestep that was set.
-void Run::evaluate(size_t index, bool may_replay) {
-  const Context& context = contexts_[index];
+Transformer::Evaluation Run::evaluation_of(size_t index) {
+  Context& context = contexts_[index];
   GenOutput out{vision_.velocity[index].view, {}, {}};
   if (sound_) out.sound = sound_.velocity[index].view;
   if (action_) out.action = action_.velocity[index].view;
-  Attention& attention = attention_of(context);
-  attention.begin_branch(static_cast<int>(index));
+  return {static_cast<int>(index), out, input(context.sees_controls), &branches_[context.branch].und, &context.rope,
+          &attention_of(context)};
+}
+
+std::vector<Transformer::Evaluation> Run::evaluations_of(std::span<const size_t> contexts) {
+  std::vector<Transformer::Evaluation> evaluations;
+  for (size_t c : contexts) evaluations.push_back(evaluation_of(c));
+  return evaluations;
+}
+
+void Run::evaluate(std::span<const size_t> contexts, bool may_replay) {
+  Attention& attention = attention_of(contexts_[contexts.front()]);
+  attention.begin_branch(static_cast<int>(contexts.front()));
   const auto evaluation = [&] {
-    networks_.transformer.velocity(arena_, out, input(context.sees_controls), time_.view,
-                                   branches_[context.branch].und, context.rope, attention);
+    networks_.transformer.velocities(arena_, evaluations_of(contexts), time_.view, {});
   };
-  if (may_replay && replays_) attention.replay(concat("context ", index), evaluation);
+  std::string key = "contexts";
+  for (size_t c : contexts) key += concat(" ", c);
+  if (may_replay && replays_) attention.replay(key, evaluation);
   else evaluation();
 }
 
+void Run::evaluate_with_text(std::span<const size_t> contexts) {
+  Transformer& transformer = networks_.transformer;
+  with_text([&] {
+    Transformer::TextPass text(transformer, arena_, prompts(), attention_);
+    transformer.velocities(arena_, evaluations_of(contexts), time_.view,
+                           [&](int layer) { text.advance_to(layer); });
+  });
+  text_waits_ = false;
+}
+
 void Run::exercise(int layout) {
+  if (text_waits_) read_text();
   attention_.begin_layout(layout);
   if (plain_attention_) plain_attention_->begin_layout(layout);
   set_timestep(settings_.schedule.timesteps.front());
   for (size_t c = 0; c < contexts_.size(); ++c) {
-    if (is_mine(c)) evaluate(c, false);
+    if (is_mine(c)) evaluate({&c, 1}, false);
   }
 }
 
@@ -274,8 +302,18 @@ void Run::step(int i, NormalGenerator* noise) {
   // A dry run sizes the step that evaluates everything.
   const auto counts = [&](size_t c) { return c == 0 || contexts_[c].factor != 0 || backend_.is_dry(); };
   set_timestep(timestep);
+  std::vector<size_t> counted;
   for (size_t c = 0; c < contexts_.size(); ++c) {
-    if (counts(c) && is_mine(c)) evaluate(c, true);
+    if (counts(c) && is_mine(c)) counted.push_back(c);
+  }
+  if (text_waits_) {
+    evaluate_with_text(counted);
+  } else {
+    const bool stacks = networks_.transformer.stacks(evaluations_of(counted));
+    const size_t at_once = stacks ? counted.size() : 1;
+    for (size_t n = 0; n < counted.size(); n += at_once) {
+      evaluate(std::span(counted).subspan(n, at_once), true);
+    }
   }
   share_velocities(counts);
   for (Stream* stream : {&vision_, &sound_, &action_}) {
@@ -346,7 +384,7 @@ void Run::name_non_finite(int i, float timestep) {
   for (context = 0; context < contexts_.size(); ++context) {
     if ((context > 0 && contexts_[context].factor == 0) || !is_mine(context)) continue;
     with_text([&] { transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_); });
-    evaluate(context, false);
+    evaluate({&context, 1}, false);
   }
   transformer.set_probe({});
   first = lowest_of_ranks(first);

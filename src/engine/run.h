@@ -42,8 +42,13 @@ class Run {
   Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
       std::vector<std::vector<int64_t>> ids, VaeTiling tiling, const MeshGroups* groups = nullptr);
 
-  // Text tower of every branch and the rotary tables of every context.
-  void prefill();
+  // Text tower of every branch and the rotary tables of every context. When the text may wait for the first step,
+  // its layers run beside that step's layers, each of which needs only the text layer of its number: bringing the
+  // text tower's weights then hides behind the step, or the other way round.
+  enum class Text : uint8_t { now, with_first_step };
+  // The CPU has its weights in place.
+  static Text text_on(DeviceKind device) { return device == DeviceKind::cpu ? Text::now : Text::with_first_step; }
+  void prefill(Text when = Text::now);
   // What is fixed from here on; before, it is what the settings say of the first chunk.
   void condition(Conditioning conditioning);
   // Conditioning pixels, planar [3, encoded_frames, H, W]; empty in a dry run. Skipped without any.
@@ -96,6 +101,9 @@ class Run {
   };
 
   void with_text(const std::function<void()>& body) const;
+  // The prompts that this rank evaluates, with places for what the text tower makes of them.
+  std::vector<Transformer::Prompt> prompts();
+  void read_text();
   Stream make_stream(Shape shape, bool solved);
   void upload(MutView out, std::span<const float> host);
   std::vector<float> download(View x) const;
@@ -110,7 +118,10 @@ class Run {
   void set_factors(float timestep);
   GenInput input(bool with_controls) const;
   void set_timestep(float timestep);
-  void evaluate(size_t context, bool may_replay);
+  Transformer::Evaluation evaluation_of(size_t context);
+  std::vector<Transformer::Evaluation> evaluations_of(std::span<const size_t> contexts);
+  void evaluate(std::span<const size_t> contexts, bool may_replay);
+  void evaluate_with_text(std::span<const size_t> contexts);
   Communicator* everyone() const { return groups_ != nullptr ? groups_->everyone() : nullptr; }
   float lowest_of_ranks(float value) const;
   void require_finite(int step, float timestep);
@@ -133,6 +144,7 @@ class Run {
   Stream vision_, sound_, action_;
   Tensor time_;  // the timestep as the transformer embeds it
   bool replays_ = false;
+  bool text_waits_ = false;  // for the first step
 };
 
 }  // namespace orrery

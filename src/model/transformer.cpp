@@ -147,6 +147,9 @@ Norm Transformer::norm() const {
 
 namespace {
 
+// Rows that fill a device: beyond, stacking evaluations only takes memory.
+constexpr int64_t kMaxStackedRows = 8192;
+
 // The column blocks of a fused projection as heads: q, k, v of [rows, (heads + 2 kv) * head_dim].
 struct Heads {
   MutView q, k, v;
@@ -165,7 +168,7 @@ Heads split_heads(MutView fused, const Linear& qkv, const TransformerConfig& con
 
 View as_rows(const View& heads) { return heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)}); }
 
-// x += down(act(up(norm(x))))
+// x += down(act(up(norm(x)))). A gate and its factor that lie in one matrix are one call.
 void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Activation act,
          const Norm& norm) {
   Arena::Scope scope(arena);
@@ -173,7 +176,9 @@ void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Act
   MutView normed = arena.make(x.shape, x.dtype);
   backend.rms_norm(normed, x, layer.post_norm, norm);
   MutView inner = arena.make({rows, wide}, x.dtype);
-  if (act == Activation::silu_gate) {
+  if (act == Activation::silu_gate && layer.up.weights.size() == 1) {
+    backend.gated_linear(inner, normed, layer.up.weights.front());
+  } else if (act == Activation::silu_gate) {
     MutView gate_up = arena.make({rows, 2 * wide}, x.dtype);
     apply(backend, gate_up, normed, layer.up);
     backend.activation(inner, gate_up, act);
@@ -187,33 +192,52 @@ void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Act
 
 // One prompt on its way through the text tower.
 struct Transformer::Text {
-  UndCache cache;
+  UndCache& cache;
   MutView cos, sin, x;
 };
 
-std::vector<UndCache> Transformer::prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention) {
-  Arena::Scope scope(arena);
+struct Transformer::TextPass::State {
+  Transformer& transformer;
+  Arena& arena;
+  Attention& attention;
+  Arena::Scope scope;
+  std::vector<Prompt> prompts;
   std::vector<Text> texts;
-  for (const Prompt& prompt : prompts) texts.push_back(start_text(arena, prompt.ids));
-  for (int i = 0; i < static_cast<int>(weights_->und.size()); ++i) {
-    for (size_t t = 0; t < texts.size(); ++t) {
-      attention.begin_branch(prompts[t].branch);
-      und_layer(arena, i, texts[t], attention);
+  int next = 0;  // layer
+};
+
+Transformer::TextPass::TextPass(Transformer& transformer, Arena& arena, std::span<const Prompt> prompts,
+                                Attention& attention)
+    : state_(new State{transformer, arena, attention, Arena::Scope(arena), {prompts.begin(), prompts.end()}, {}}) {
+  for (const Prompt& prompt : prompts) state_->texts.push_back(transformer.start_text(arena, prompt));
+}
+Transformer::TextPass::~TextPass() = default;
+
+void Transformer::TextPass::advance_to(int layer) {
+  State& s = *state_;
+  for (; s.next <= layer; ++s.next) {
+    for (size_t t = 0; t < s.texts.size(); ++t) {
+      s.attention.begin_branch(s.prompts[t].branch);
+      s.transformer.und_layer(s.arena, s.next, s.texts[t], s.attention);
     }
   }
-  std::vector<UndCache> caches;
-  for (Text& text : texts) caches.push_back(std::move(text.cache));
-  return caches;
+}
+
+void Transformer::prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention) {
+  TextPass(*this, arena, prompts, attention).advance_to(static_cast<int>(weights_->und.size()) - 1);
 }
 
 UndCache Transformer::prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention) {
-  const Prompt prompt{0, ids};
-  return std::move(prefill(arena, {&prompt, 1}, attention).front());
+  UndCache cache;
+  const Prompt prompt{0, ids, &cache};
+  prefill(arena, {&prompt, 1}, attention);
+  return cache;
 }
 
-Transformer::Text Transformer::start_text(Arena& arena, std::span<const int64_t> ids) {
-  Text text;
-  const auto rows = static_cast<int64_t>(ids.size());
+Transformer::Text Transformer::start_text(Arena& arena, const Prompt& prompt) {
+  const auto rows = static_cast<int64_t>(prompt.ids.size());
+  Text text{*prompt.cache, {}, {}, {}};
+  text.cache = {};
   text.cache.text = rows;
   const RopeTable table = rope_table(config_, text_positions(rows));
   text.cos = arena.make({rows, config_.head_dim / 2}, DType::f32);
@@ -221,7 +245,7 @@ Transformer::Text Transformer::start_text(Arena& arena, std::span<const int64_t>
   backend_.upload(text.cos, make_view(table.cos.data(), text.cos.shape, DType::f32));
   backend_.upload(text.sin, make_view(table.sin.data(), text.sin.shape, DType::f32));
   text.x = arena.make({rows, config_.hidden_size}, dtype_);
-  backend_.gather_rows(text.x, weights_->embed_tokens, ids);
+  backend_.gather_rows(text.x, weights_->embed_tokens, prompt.ids);
   return text;
 }
 
@@ -405,55 +429,65 @@ void Transformer::embed(Arena& arena, MutView x, const GenInput& in, View time, 
   }
 }
 
-// This rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a layer.
-MutView Transformer::embed_share(Arena& arena, const GenInput& in, View time, const Attention& attention) {
+// x: this rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a layer.
+void Transformer::embed_share(Arena& arena, MutView x, const GenInput& in, View time, const Attention& attention) {
   const SequenceShare share = attention.share();
   const int64_t all = attention.sequence().size();
-  MutView x = arena.make({share.padded_rows, config_.hidden_size}, dtype_);
-  if (share.rows == all) {
-    embed(arena, x, in, time, attention.sequence());
-    return x;
-  }
+  if (share.rows == all) return embed(arena, x, in, time, attention.sequence());
   Arena::Scope scope(arena);
   MutView whole = arena.make({all, config_.hidden_size}, dtype_);
   embed(arena, whole, in, time, attention.sequence());
   backend_.copy(x.slice(0, 0, share.rows), whole.slice(0, share.begin, share.rows));
   backend_.fill(x.slice(0, share.rows, share.padded_rows - share.rows), 0);
-  return x;
 }
 
-void Transformer::gen_layer(Arena& arena, int index, MutView x, const UndCache& und, View cos, View sin,
-                            Attention& attention) {
+// x: the states of the evaluations, one below the other.
+void Transformer::gen_layer(Arena& arena, int index, MutView x, std::span<const Evaluation> evaluations) {
   const auto i = static_cast<size_t>(index);
   const TowerLayer& layer = layer_of(Tower::gen, index);
+  const auto count = static_cast<int64_t>(evaluations.size());
   {
     Arena::Scope scope(arena);
-    const View und_k = und.k[i].view;
-    const int64_t heads = und_k.dim(1) * (config_.num_attention_heads / config_.num_key_value_heads);
-    AttentionInputs inputs = attention.inputs(arena, heads, und_k, und.v[i].view);
-    for (const RowRange& part : inputs.parts) {
+    std::vector<AttentionInputs> inputs;
+    for (const Evaluation& e : evaluations) {
+      const View und_k = e.und->k[i].view;
+      const int64_t heads = und_k.dim(1) * (config_.num_attention_heads / config_.num_key_value_heads);
+      inputs.push_back(e.attention->inputs(arena, heads, und_k, e.und->v[i].view));
+    }
+    // Rows that are exchanged come in parts; stacked ones are whole.
+    const std::vector<RowRange> parts = inputs.front().parts;
+    for (const RowRange& part : parts) {
       const auto rows_of = [&](const View& all) { return MutView::cast(all.slice(0, part.begin, part.count)); };
       Arena::Scope part_scope(arena);
-      MutView fused = arena.make({part.count, layer.qkv.out_features()}, dtype_);
-      MutView normed = arena.make({part.count, config_.hidden_size}, dtype_);
-      backend_.rms_norm(normed, rows_of(x), layer.input_norm, norm());
+      MutView fused = arena.make({count * part.count, layer.qkv.out_features()}, dtype_);
+      MutView normed = arena.make({count * part.count, config_.hidden_size}, dtype_);
+      backend_.rms_norm(normed, x.slice(0, part.begin, count * part.count), layer.input_norm, norm());
       apply(backend_, fused, normed, layer.qkv);
-      const Heads made = split_heads(fused, layer.qkv, config_);
-      const auto rotate = [&](const AttentionInputs::Slot& slot, const View& from, const View& weight) {
-        backend_.qk_norm_rope(rows_of(slot.rows), from.slice(1, slot.head, slot.rows.dim(1)), weight, rows_of(cos),
-                              rows_of(sin), norm());
-      };
-      for (const auto& slot : inputs.q) rotate(slot, made.q, layer.norm_q);
-      for (const auto& slot : inputs.k) rotate(slot, made.k, layer.norm_k);
-      for (const auto& slot : inputs.v) {
-        backend_.copy(rows_of(slot.rows), made.v.slice(1, slot.head, slot.rows.dim(1)));
+      for (int64_t n = 0; n < count; ++n) {
+        const Evaluation& e = evaluations[static_cast<size_t>(n)];
+        AttentionInputs& to = inputs[static_cast<size_t>(n)];
+        const Heads made = split_heads(fused.slice(0, n * part.count, part.count), layer.qkv, config_);
+        const auto rotate = [&](const AttentionInputs::Slot& slot, const View& from, const View& weight) {
+          backend_.qk_norm_rope(rows_of(slot.rows), from.slice(1, slot.head, slot.rows.dim(1)), weight,
+                                rows_of(e.rope->cos.view), rows_of(e.rope->sin.view), norm());
+        };
+        for (const auto& slot : to.q) rotate(slot, made.q, layer.norm_q);
+        for (const auto& slot : to.k) rotate(slot, made.k, layer.norm_k);
+        for (const auto& slot : to.v) {
+          backend_.copy(rows_of(slot.rows), made.v.slice(1, slot.head, slot.rows.dim(1)));
+        }
+        e.attention->send(to, part);
       }
-      attention.send(inputs, part);
     }
-    attention.run(arena, inputs, {index, attention.generation_role()});
-    for (const RowRange& part : inputs.parts) {
-      MutView rows = x.slice(0, part.begin, part.count);
-      apply(backend_, rows, as_rows(attention.output(inputs, part)), layer.out, rows);
+    for (size_t n = 0; n < evaluations.size(); ++n) {
+      Attention& attention = *evaluations[n].attention;
+      attention.begin_branch(evaluations[n].branch);
+      attention.run(arena, inputs[n], {index, attention.generation_role()});
+      const int64_t first = static_cast<int64_t>(n) * (x.dim(0) / count);
+      for (const RowRange& part : parts) {
+        MutView rows = x.slice(0, first + part.begin, part.count);
+        apply(backend_, rows, as_rows(attention.output(inputs[n], part)), layer.out, rows);
+      }
     }
   }
   mlp(backend_, arena, x, layer, config_.hidden_act, norm());
@@ -568,13 +602,56 @@ void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& i
 
 void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
                            const GenRope& rope, Attention& attention) {
+  const Evaluation evaluation{attention.branch(), out, in, &und, &rope, &attention};
+  velocities(arena, {&evaluation, 1}, time, {});
+}
+
+bool Transformer::stacks(std::span<const Evaluation> evaluations) const {
+  // On the CPU products of more rows gain nothing, and round differently.
+  if (evaluations.size() < 2 || backend_.device() == DeviceKind::cpu) return false;
+  const Attention& attention = *evaluations.front().attention;
+  const int64_t rows = attention.sequence().size();
+  const auto same = [&](const Evaluation& e) { return e.attention == &attention; };
+  return std::all_of(evaluations.begin(), evaluations.end(), same) && attention.share().rows == rows &&
+         std::ssize(evaluations) * rows <= kMaxStackedRows;
+}
+
+void Transformer::velocities(Arena& arena, std::span<const Evaluation> evaluations, View time,
+                             const std::function<void(int layer)>& before_layer) {
   Arena::Scope scope(arena);
-  MutView x = embed_share(arena, in, time, attention);
-  for (int i = 0; i < static_cast<int>(weights_->gen.size()); ++i) {
-    gen_layer(arena, i, x, und, rope.cos.view, rope.sin.view, attention);
-    if (probe_) probe_(Tower::gen, i, x);
+  struct State {
+    MutView x;
+    std::span<const Evaluation> evaluations;  // stacked in x
+    MutView rows_of(size_t n) const {
+      const int64_t rows = x.dim(0) / std::ssize(evaluations);
+      return x.slice(0, static_cast<int64_t>(n) * rows, rows);
+    }
+  };
+  const size_t at_once = stacks(evaluations) ? evaluations.size() : 1;
+  std::vector<State> states;
+  for (size_t begin = 0; begin < evaluations.size(); begin += at_once) {
+    State state{{}, evaluations.subspan(begin, at_once)};
+    const int64_t rows = evaluations[begin].attention->share().padded_rows;
+    state.x = arena.make({static_cast<int64_t>(at_once) * rows, config_.hidden_size}, dtype_);
+    for (size_t n = 0; n < at_once; ++n) {
+      const Evaluation& e = state.evaluations[n];
+      embed_share(arena, state.rows_of(n), e.in, time, *e.attention);
+    }
+    states.push_back(state);
   }
-  read_heads(arena, out, in, x, attention);
+  for (int i = 0; i < static_cast<int>(weights_->gen.size()); ++i) {
+    if (before_layer) before_layer(i);
+    for (const State& state : states) {
+      gen_layer(arena, i, state.x, state.evaluations);
+      for (size_t n = 0; probe_ && n < at_once; ++n) probe_(Tower::gen, i, state.rows_of(n));
+    }
+  }
+  for (const State& state : states) {
+    for (size_t n = 0; n < at_once; ++n) {
+      const Evaluation& e = state.evaluations[n];
+      read_heads(arena, e.out, e.in, state.rows_of(n), *e.attention);
+    }
+  }
 }
 
 }  // namespace orrery

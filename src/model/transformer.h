@@ -81,12 +81,26 @@ class Transformer {
   // Stored tensors that generation never reads.
   static bool is_unused(std::string_view name);
 
-  // Runs the text tower over several prompts, layer by layer. The caches are allocated by the backend.
+  // One prompt for the text tower; its cache is allocated by the backend.
   struct Prompt {
     int branch = 0;  // of the guidance
     std::span<const int64_t> ids;
+    UndCache* cache = nullptr;
   };
-  std::vector<UndCache> prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention);
+  // The text tower's way through its layers, all prompts side by side. Holds memory of the arena.
+  class TextPass {
+   public:
+    TextPass(Transformer& transformer, Arena& arena, std::span<const Prompt> prompts, Attention& attention);
+    ~TextPass();
+    // Up to and including this layer; its keys and values are there afterwards.
+    void advance_to(int layer);
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
+  // All layers.
+  void prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention);
   UndCache prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention);
 
   // The generation stream of one request; sizes from latents [C, T, h, w].
@@ -102,6 +116,21 @@ class Transformer {
   // that a backend may replay it.
   void velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
                 const GenRope& rope, Attention& attention);
+  // One of several evaluations of the same timestep.
+  struct Evaluation {
+    int branch = 0;  // of the guidance
+    GenOutput out;
+    GenInput in;
+    const UndCache* und = nullptr;
+    const GenRope* rope = nullptr;
+    Attention* attention = nullptr;
+  };
+  // Whether velocities() stacks these: their rows lie below each other and go through projections and MLP as one.
+  // For sequences too short to fill a device by themselves.
+  bool stacks(std::span<const Evaluation> evaluations) const;
+  // All of them, layer by layer; before_layer(i) comes ahead of layer i.
+  void velocities(Arena& arena, std::span<const Evaluation> evaluations, View time,
+                  const std::function<void(int layer)>& before_layer);
   // out [H], in the activations' type.
   void embed_time(Arena& arena, MutView out, float timestep);
 
@@ -115,16 +144,15 @@ class Transformer {
 
  private:
   void embed(Arena& arena, MutView x, const GenInput& in, View time, const Sequence& sequence);
-  MutView embed_share(Arena& arena, const GenInput& in, View time, const Attention& attention);
+  void embed_share(Arena& arena, MutView x, const GenInput& in, View time, const Attention& attention);
   void embed_vision(Arena& arena, MutView x, const VisionItem& item, View time);
   void read_heads(Arena& arena, const GenOutput& out, const GenInput& in, View x,
                   const Attention& attention);
   View head_rows(Arena& arena, const GenOutput& out, const GenInput& in, View x,
                  const Attention& attention);
-  void gen_layer(Arena& arena, int layer, MutView x, const UndCache& und, View cos, View sin,
-                 Attention& attention);
+  void gen_layer(Arena& arena, int layer, MutView x, std::span<const Evaluation> evaluations);
   struct Text;
-  Text start_text(Arena& arena, std::span<const int64_t> ids);
+  Text start_text(Arena& arena, const Prompt& prompt);
   void und_layer(Arena& arena, int layer, Text& text, Attention& attention);
   // The weights of a layer, in place for the calls that follow.
   const TowerLayer& layer_of(Tower tower, int layer);

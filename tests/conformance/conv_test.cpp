@@ -130,7 +130,8 @@ TEST_P(Convolution, PairsOfFramesAreExactInIntegers) {
     integers(bias, 31, 9);
     Shape shape{0, 0, 0, c.cout};
     for (int i = 0; i < 3; ++i) shape[i] = c.x[i] + c.before[size_t(i)] + c.after[size_t(i)] - 2;
-    TestTensor residual(*backend_, shape, DType::bf16), out = poisoned(*backend_, shape, DType::bf16);
+    TestTensor residual(*backend_, shape, DType::bf16),
+        out = poisoned(*backend_, shape, DType::bf16);
     integers(residual, 53, 100);
     const Conv3d conv{{1, 1, 1}, {1, 1, 1}, c.before, c.after};
     backend_->conv3d(out.device(), x.device(), w.device(), bias.device(), conv, residual.device());
@@ -142,7 +143,8 @@ TEST_P(Convolution, PairsOfFramesAreExactInIntegers) {
 
 // With the rest of a buffer around the output, and in place of the residual.
 TEST_P(Convolution, PairsOfFramesInsideABuffer) {
-  TestTensor x(*backend_, {7, 9, 17, 64}, DType::bf16), w(*backend_, {128, 64, 3, 3, 3}, DType::bf16),
+  TestTensor x(*backend_, {7, 9, 17, 64}, DType::bf16),
+      w(*backend_, {128, 64, 3, 3, 3}, DType::bf16),
       out(*backend_, {5, 9, 17, 128}, DType::bf16, Layout::outer_gaps);
   x.randomise(13);
   w.randomise(14, 0.05);

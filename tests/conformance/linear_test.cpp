@@ -46,6 +46,46 @@ TEST_P(Linear, ProductsOfEverySizeTypeAndLayout) {
   }
 }
 
+TEST_P(Linear, Gated) {
+  struct Case {
+    int64_t m, n, k;
+    DType dtype;
+    Layout layout;
+  };
+  for (const Case& c : {Case{300, 256, 192, DType::bf16, Layout::contiguous},
+                        {257, 128, 64, DType::bf16, Layout::outer_gaps},
+                        {513, 384, 128, DType::bf16, Layout::pitched},
+                        {40, 128, 64, DType::bf16, Layout::contiguous},
+                        {259, 100, 72, DType::bf16, Layout::contiguous},
+                        {33, 48, 20, DType::f32, Layout::pitched}}) {
+    SCOPED_TRACE(testing::Message() << c.m << " x " << c.n << " x " << c.k << " "
+                                    << name_of(c.dtype) << " layout " << int(c.layout));
+    TestTensor x(*backend_, {c.m, c.k}, c.dtype, c.layout),
+        w(*backend_, {2 * c.n, c.k}, c.dtype, c.layout),
+        out = poisoned(*backend_, {c.m, c.n}, c.dtype, c.layout);
+    x.randomise(21);
+    w.randomise(22, 0.2);
+    backend_->gated_linear(out.device(), x.device(), w.device());
+    const reference::Values both = reference::linear(x.host(), w.host(), {}),
+                            size = reference::linear(absolute(*backend_, x).host(),
+                                                     absolute(*backend_, w).host(), {});
+    reference::Values want, magnitude;
+    for (int64_t i = 0; i < c.m; ++i) {
+      for (int64_t j = 0; j < c.n; ++j) {
+        const auto at = size_t(2 * c.n * i + j);
+        const double gate = both[at], up = both[at + size_t(c.n)];
+        want.push_back(gate / (1 + std::exp(-gate)) * up);
+        // An error of either factor counts as much as the other is large; silu is no steeper
+        // than 1.1.
+        magnitude.push_back(1.1 * size[at] * (std::fabs(up) + 1) +
+                            size[at + size_t(c.n)] * (std::fabs(gate) + 1));
+      }
+    }
+    // exp and division of an approximate kind: 2^-20.
+    expect_close(out, want, 18 + std::sqrt(double(c.k)), 1, magnitude);
+  }
+}
+
 TEST_P(Linear, Epilogues) {
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (Activation kind : {Activation::none, Activation::silu, Activation::relu2}) {

@@ -60,8 +60,8 @@ struct Args {
   int64_t residual_stride, out_stride;
   int frames, rows, columns, cout;
   int pad_rows, pad_columns;
-  int depths;                // of kDepth input channels
-  int tile_rows;             // 8 or 16; the other is the number of columns
+  int depths;                           // of kDepth input channels
+  int tile_rows;                        // 8 or 16; the other is the number of columns
   int tiles_down, tiles_across, tiles;  // of a frame, and all
   int channel_tiles;
   int items;  // a cluster takes one at a time: two tiles of the same channels
@@ -130,8 +130,8 @@ struct Consumer {
   int warpgroup;
   int warp;  // of the warpgroup
   int lane;
-  int pitch;         // positions between rows of a tile in shared memory
-  uint32_t offset;   // of this warpgroup's first position
+  int pitch;        // positions between rows of a tile in shared memory
+  uint32_t offset;  // of this warpgroup's first position
   Ring<kTStages> t;
   Ring<kUStages> u;
 
@@ -154,8 +154,8 @@ struct Consumer {
 #pragma unroll
       for (int tap = 0; tap < kTaps; ++tap) {
         mbarrier_wait(smem + kFullU + 8 * u.stage, u.phase);
-        const uint64_t x = k_major_descriptor(from + (tap / 3 * pitch + tap % 3) * kRowBytes,
-                                              pitch * kRowBytes);
+        const uint64_t x =
+            k_major_descriptor(from + (tap / 3 * pitch + tap % 3) * kRowBytes, pitch * kRowBytes);
         const uint64_t w = k_major_descriptor(smem + kU + u.stage * kUBytes);
         wgmma_fence();
 #pragma unroll
@@ -194,8 +194,7 @@ struct Consumer {
       if (valid && a.residual != nullptr) {
         const __nv_bfloat16* from = a.residual + frame * a.residual_stride + at;
 #pragma unroll
-        for (int g = 0; g < 4; ++g)
-          residual[g] = *reinterpret_cast<const uint4*>(from + 32 * g);
+        for (int g = 0; g < 4; ++g) residual[g] = *reinterpret_cast<const uint4*>(from + 32 * g);
       }
 #pragma unroll
       for (int g = 0; g < 4; ++g) {
@@ -262,9 +261,15 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   } else {
     claim_registers<kConsumerRegisters>();
     const int self = warpgroup - 1, pitch = 24 - a.tile_rows + 2;
-    Consumer consumer{a,    smem,  self, warp,
-                      lane, pitch, static_cast<uint32_t>(self * 8 * (a.tile_rows == 8 ? 1 : pitch) * kRowBytes),
-                      {},   {}};
+    Consumer consumer{a,
+                      smem,
+                      self,
+                      warp,
+                      lane,
+                      pitch,
+                      static_cast<uint32_t>(self * 8 * (a.tile_rows == 8 ? 1 : pitch) * kRowBytes),
+                      {},
+                      {}};
     float first[kChannels / 2], second[kChannels / 2];
     for (int item = cluster; item < a.items; item += clusters) {
       const Tile tile = tile_of(a, item, rank);
@@ -310,8 +315,8 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
   using namespace sm90;
   if (const char* reason = sm90_pair_conv_supports(p)) return reason;
   static PerDevice prepared;
-  if (const char* error = prepared.allow_shared_memory(
-          reinterpret_cast<const void*>(pair_conv_kernel), kBytes)) {
+  if (const char* error =
+          prepared.allow_shared_memory(reinterpret_cast<const void*>(pair_conv_kernel), kBytes)) {
     return error;
   }
   Args a{};
@@ -340,13 +345,16 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
   CUtensorMap map_t, map_u;
   const bool mapped =
-      encode_bf16_map(&map_t, p.t, {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
+      encode_bf16_map(&map_t, p.t,
+                      {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
                       {size(p.cin) * 2, size(p.cin) * 2 * size(p.columns_in),
                        size(p.cin) * 2 * size(p.columns_in) * size(p.rows_in)},
-                      {kDepth, static_cast<uint32_t>(24 - a.tile_rows + 2), static_cast<uint32_t>(a.tile_rows + 2), 1}) &&
-      encode_bf16_map(&map_u, p.u, {size(p.cin), size(p.cout), kTaps, 4},
-                      {size(p.cin) * 2, size(p.cin) * 2 * size(p.cout), size(p.cin) * 2 * size(p.cout) * kTaps},
-                      {kDepth, kChannels / kCluster, 1, 1});
+                      {kDepth, static_cast<uint32_t>(24 - a.tile_rows + 2),
+                       static_cast<uint32_t>(a.tile_rows + 2), 1}) &&
+      encode_bf16_map(
+          &map_u, p.u, {size(p.cin), size(p.cout), kTaps, 4},
+          {size(p.cin) * 2, size(p.cin) * 2 * size(p.cout), size(p.cin) * 2 * size(p.cout) * kTaps},
+          {kDepth, kChannels / kCluster, 1, 1});
   if (!mapped) return "the driver refused a tensor map";
 
   int device = 0, sms = 0;
