@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,8 @@
 #include <vector>
 
 #include "cuda/kernels/sm90_attention.h"
+#include "cuda/kernels/sm90_conv.h"
+#include "cuda/kernels/sm90_gate.h"
 #include "cuda/kernels/sm90_select.h"
 
 namespace {
@@ -192,10 +195,115 @@ bool run(const Case& c) {
   return right;
 }
 
+// Of all values: the root of the squared error over that of the squared value.
+class Difference {
+ public:
+  void add(double got, double want) {
+    error_ += (got - want) * (got - want);
+    norm_ += want * want;
+  }
+  bool small(const char* what) const {
+    const double relative = std::sqrt(error_ / norm_);
+    const bool right = relative < 4e-3;
+    std::printf("%s %s: %.2e\n", right ? "ok    " : "WRONG ", what, relative);
+    return right;
+  }
+
+ private:
+  double error_ = 0, norm_ = 0;
+};
+
+double at(const std::vector<__nv_bfloat16>& values, size_t index) {
+  return __bfloat162float(values[index]);
+}
+
+bool run_gate(int m, int n, int k) {
+  const auto x = random_tensor(size_t(m) * k, 4, 1), w = random_tensor(size_t(2) * n * k, 5, 0.1f);
+  const Buffer device_x(x), device_w(w);
+  const Buffer<__nv_bfloat16> device_out(size_t(m) * n);
+  orrery::cuda::Sm90GateParams p;
+  p.x = device_x.get();
+  p.w = device_w.get();
+  p.out = device_out.get();
+  p.x_stride = p.w_stride = p.k = k;
+  p.out_stride = p.n = n;
+  p.m = m;
+  require(orrery::cuda::sm90_gate(p, nullptr));
+  require(cudaDeviceSynchronize());
+  const auto out = device_out.read();
+  Difference difference;
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      double gate = 0, up = 0;
+      for (int c = 0; c < k; ++c) {
+        gate += at(x, size_t(i) * k + c) * at(w, size_t(j) * k + c);
+        up += at(x, size_t(i) * k + c) * at(w, size_t(n + j) * k + c);
+      }
+      difference.add(at(out, size_t(i) * n + j), gate / (1 + std::exp(-gate)) * up);
+    }
+  }
+  return difference.small("gated projection");
+}
+
+bool run_pair_conv(int pairs, int frames, int rows, int columns, int cin, int cout) {
+  const size_t plane_in = size_t(rows) * columns * cin, plane = size_t(rows) * columns * cout;
+  const auto t = random_tensor(4 * pairs * plane_in, 6, 1),
+             u = random_tensor(size_t(36) * cin * cout, 7, 0.1f), bias = random_tensor(cout, 8, 1),
+             residual = random_tensor(frames * plane, 9, 1);
+  const Buffer device_t(t), device_u(u), device_bias(bias), device_residual(residual);
+  const Buffer<__nv_bfloat16> device_out(frames * plane);
+  orrery::cuda::Sm90PairConvParams p;
+  p.t = device_t.get();
+  p.u = device_u.get();
+  p.bias = device_bias.get();
+  p.residual = device_residual.get();
+  p.out = device_out.get();
+  p.residual_stride = p.out_stride = int64_t(plane);
+  p.pairs = pairs;
+  p.frames = frames;
+  p.rows = p.rows_in = rows;
+  p.columns = p.columns_in = columns;
+  p.pad_rows = p.pad_columns = 1;
+  p.cin = cin;
+  p.cout = cout;
+  require(orrery::cuda::sm90_pair_conv(p, nullptr));
+  require(cudaDeviceSynchronize());
+  const auto out = device_out.read();
+  Difference difference;
+  for (int f = 0; f < frames; ++f) {
+    for (int y = 0; y < rows; ++y) {
+      for (int x = 0; x < columns; ++x) {
+        for (int c = 0; c < cout; ++c) {
+          const size_t to = f * plane + (size_t(y) * columns + x) * cout + c;
+          double sum = at(bias, c) + at(residual, to);
+          for (int product = f % 2; product < 3 + f % 2; ++product) {
+            const double sign = f % 2 == 1 && product == 2 ? -1 : 1;
+            for (int tap = 0; tap < 9; ++tap) {
+              const int row = y + tap / 3 - 1, column = x + tap % 3 - 1;
+              if (row < 0 || row >= rows || column < 0 || column >= columns) continue;
+              const size_t from =
+                  (4 * (f / 2) + product) * plane_in + (size_t(row) * columns + column) * cin;
+              const size_t weights = (size_t(product * 9 + tap) * cout + c) * cin;
+              for (int d = 0; d < cin; ++d) sum += sign * at(t, from + d) * at(u, weights + d);
+            }
+          }
+          difference.add(at(out, to), sum);
+        }
+      }
+    }
+  }
+  return difference.small("convolution of pairs of frames");
+}
+
 }  // namespace
 
 int main() {
   bool right = true;
+  for (const auto [m, n, k] : {std::array{300, 256, 128}, {70, 384, 64}, {1100, 128, 64}})
+    right = run_gate(m, n, k) && right;
+  right = run_pair_conv(1, 1, 9, 17, 64, 128) && right;
+  right = run_pair_conv(2, 4, 17, 9, 128, 128) && right;
+  right = run_pair_conv(3, 5, 10, 16, 64, 256) && right;
   for (const int d : {64, 128}) {
     for (const Case& c : {
              Case{.sq = 130, .skv = 300, .hq = 1, .hkv = 1, .d = d},

@@ -200,10 +200,12 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     wgmma_wait<0>();
     pin_registers(t);
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
-    const int next = tile + kStages * kGroups;
-    if (loads && next < a.k_tiles) {
-      mbarrier_wait(empty + stage * 8, phase);  // every warp of the group has read the stage
-      load_k(next, k_uses + kStages);
+    if (loads) {
+      // Every warp of the group has read the stage. Also after the last tiles: no phase of a
+      // barrier passes unseen, whatever head comes next.
+      mbarrier_wait(empty + stage * 8, phase);
+      const int next = tile + kStages * kGroups;
+      if (next < a.k_tiles) load_k(next, k_uses + kStages);
     }
 
     // Past the end of the cells lie zeros, which must not count; most tiles have none.
