@@ -165,7 +165,8 @@ class Backend {
   // out [D', H', W', Cout] from x [D, H, W, Cin] and w [Cout, Cin, kd, kh, kw] (checkpoint order),
   // plus bias [Cout] and residual (shape of out; may be out itself), both optional. Channels are
   // contiguous; x may have larger strides elsewhere. w is immutable for the life of the backend:
-  // reordered copies are cached by its address.
+  // reordered copies are cached by its address. In bf16 a kernel of three taps in depth may be applied
+  // to sums of two frames and of its taps, each rounded to bf16 (Winograd's F(2, 3) along depth).
   void conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual = {});
   // 1-D transposed convolution, channels last: out [s T, Cout], x [T, Cin], w [Cin, Cout, k],
   // out[n] = bias + sum over t s + i - padding = n of w[:, :, i] x[t].

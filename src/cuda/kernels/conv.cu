@@ -8,8 +8,8 @@
 // not use tf32, and shapes that cuDNN refuses.
 //
 // pair_frames: sums of two of four frames, as sm90_conv.h wants them; 8 channels a thread, which walks
-// the pairs. Bytes: two frames of x in, four of t out a pair, floor at copy bandwidth; 4.0 TB/s of
-// 4.2 measured.
+// the pairs. No product; bytes: two frames of x in, four of t out a pair, floor at copy bandwidth. It
+// is part of what sm90_conv.cu gives as measured.
 //
 // fold: out[n] = bias + the up to ceil(k / s) columns that land on n. Bytes: columns (f32) once,
 // out once; the matrix product before it does the flops.

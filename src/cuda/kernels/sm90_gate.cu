@@ -8,7 +8,14 @@
 // both come from L2.
 //
 // Operations: 4 m n k. Bytes: x, w and out once; the two products, twice the output, never reach
-// memory.
+// memory. Never the bound.
+//
+// Floor, m 44160, n 12288, k 4096: 8.9 TFLOP at 751 TFLOP/s, the rate of an 8192 x 8192 x 8192
+// product in the same process, 11.8 ms.
+//
+// Best measured there: 13.4 ms, 12.6 ms inside a layer; m 5760 1.68 ms.
+//
+// Reproduce: bench/device_ops gated
 #include <cuda_runtime.h>
 
 #include <algorithm>
