@@ -219,22 +219,6 @@ __device__ __forceinline__ TilePlan plan_tiles(const AttentionArgs& a, int head,
   return plan;
 }
 
-// Position in a ring of buffers; `phase` is the parity of the pass through the ring.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void next() {
-    if constexpr (kStages == 1) {
-      phase ^= 1;
-    } else if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 // Where all threads of the cluster meet, `phase` being how often they have met before modulo 2. A
 // barrier in memory rather than a numbered one, since the roles meet from different code.
 template <AttentionConfig C>

@@ -14,11 +14,11 @@
 // Bytes: t once for each 128 output channels, mostly from L2, u from L2; out and residual once.
 // Never the bound.
 //
-// Floor, 4 frames of 180 x 320, 1024 to 1024 channels: 8.7 TFLOP at 751 TFLOP/s, the rate of an 8192
-// x 8192 x 8192 product in the same process, 11.6 ms.
+// Floor, 4 frames of 180 x 320, 1024 to 1024 channels: 8.7 TFLOP at 751 TFLOP/s, the rate of an
+// 8192 x 8192 x 8192 product in the same process, 11.6 ms.
 //
-// Best measured there: 12.9 ms with the sums of frames, 1015 TFLOP/s as a direct convolution counts;
-// 512 to 512 of 360 x 640 12.8 ms, 256 to 256 3.4 ms.
+// Best measured there: 12.9 ms with the sums of frames, 1015 TFLOP/s as a direct convolution
+// counts; 512 to 512 of 360 x 640 12.8 ms, 256 to 256 3.4 ms.
 //
 // Reproduce: bench/device_ops conv3d
 #include <cuda_runtime.h>
@@ -72,11 +72,14 @@ struct Args {
   int frames, rows, columns, cout;
   int pad_rows, pad_columns;
   int depths;                           // of kDepth input channels
-  int tile_rows;                        // 8 or 16; the other is the number of columns
+  int tile_rows;                        // 8 or 16
   int tiles_down, tiles_across, tiles;  // of a frame, and all
   int channel_tiles;
   int items;  // a cluster takes one at a time: two tiles of the same channels
 };
+
+// Of a tile: 16 x 8 positions or 8 x 16.
+__host__ __device__ constexpr int columns_of(int tile_rows) { return 24 - tile_rows; }
 
 struct Tile {
   int pair, row, column, channel;
@@ -87,29 +90,17 @@ __device__ __forceinline__ Tile tile_of(const Args& a, int item, int rank) {
   const int pair = index / (a.tiles_down * a.tiles_across);
   const int rest = index - pair * (a.tiles_down * a.tiles_across);
   const int down = rest / a.tiles_across;
-  return {pair, down * a.tile_rows, (rest - down * a.tiles_across) * (24 - a.tile_rows),
+  return {pair, down * a.tile_rows, (rest - down * a.tiles_across) * columns_of(a.tile_rows),
           item % a.channel_tiles * kChannels};
 }
-
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // A tile past the last one reads zeros.
 __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_t,
                                         const CUtensorMap* map_u, uint32_t smem, int rank,
                                         int cluster, int clusters) {
-  Ring<kTStages> t;
-  Ring<kUStages> u;
-  const int border_bytes = (a.tile_rows + 2) * (24 - a.tile_rows + 2) * kRowBytes;
+  RingPosition<kTStages> t;
+  RingPosition<kUStages> u;
+  const int border_bytes = (a.tile_rows + 2) * (columns_of(a.tile_rows) + 2) * kRowBytes;
   for (int item = cluster; item < a.items; item += clusters) {
     const Tile tile = tile_of(a, item, rank);
     for (int i = 0; i < 4; ++i) {
@@ -143,8 +134,8 @@ struct Consumer {
   int lane;
   int pitch;        // positions between rows of a tile in shared memory
   uint32_t offset;  // of this warpgroup's first position
-  Ring<kTStages> t;
-  Ring<kUStages> u;
+  RingPosition<kTStages> t;
+  RingPosition<kUStages> u;
 
   // Tells who fills the buffer that this warp has read it.
   __device__ __forceinline__ void release_t(int stage) {
@@ -271,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     if (warp == 0 && lane == 0) produce(a, &map_t, &map_u, smem, rank, cluster, clusters);
   } else {
     claim_registers<kConsumerRegisters>();
-    const int self = warpgroup - 1, pitch = 24 - a.tile_rows + 2;
+    const int self = warpgroup - 1, pitch = columns_of(a.tile_rows) + 2;
     Consumer consumer{a,
                       smem,
                       self,
@@ -347,7 +338,7 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
   const int wide = up(p.rows, 8) * up(p.columns, 16), tall = up(p.rows, 16) * up(p.columns, 8);
   a.tile_rows = wide <= tall ? 8 : 16;
   a.tiles_down = up(p.rows, a.tile_rows);
-  a.tiles_across = up(p.columns, 24 - a.tile_rows);
+  a.tiles_across = up(p.columns, columns_of(a.tile_rows));
   a.tiles = p.pairs * a.tiles_down * a.tiles_across;
   a.channel_tiles = p.cout / kChannels;
   a.items = up(a.tiles, kCluster) * a.channel_tiles;
@@ -360,7 +351,7 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
                       {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
                       {size(p.cin) * 2, size(p.cin) * 2 * size(p.columns_in),
                        size(p.cin) * 2 * size(p.columns_in) * size(p.rows_in)},
-                      {kDepth, static_cast<uint32_t>(24 - a.tile_rows + 2),
+                      {kDepth, static_cast<uint32_t>(columns_of(a.tile_rows) + 2),
                        static_cast<uint32_t>(a.tile_rows + 2), 1}) &&
       encode_bf16_map(
           &map_u, p.u, {size(p.cin), size(p.cout), kTaps, 4},

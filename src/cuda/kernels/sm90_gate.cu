@@ -80,24 +80,13 @@ __device__ __forceinline__ Tile tile_of(const Args& a, int item, int rank) {
                              : Tile{row * kTileRows, (2 * column + rank) * kColumns};
 }
 
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_x,
                                         const CUtensorMap* map_w, uint32_t smem, int rank,
                                         int cluster, int clusters) {
   constexpr uint16_t kAll = (1 << kCluster) - 1;
   constexpr int kBoxBytes = kBox * kRowBytes;
   const bool shares_w = a.rows_at_once == 2;
-  Ring ring;
+  RingPosition<kStages> ring;
   for (int item = cluster; item < a.items; item += clusters) {
     const Tile tile = tile_of(a, item, rank);
     for (int depth = 0; depth < a.depths; ++depth) {
@@ -130,7 +119,7 @@ struct Consumer {
   int warpgroup;
   int warp;  // of the warpgroup
   int lane;
-  Ring ring;
+  RingPosition<kStages> ring;
 
   // Tells the producers of the cluster that this warp has read the buffer.
   __device__ __forceinline__ void release(int stage) {
