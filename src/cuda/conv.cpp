@@ -244,7 +244,7 @@ bool Convolution::try_pairs(const Problem& p, const View& w) {
   params.columns_in = int(width);
   params.columns = int(p.out.dim(2));
   params.pad_columns = int(conv.pad_before[2]);
-  params.t = params.u = params.out = p.out.mut();  // places of the right alignment, so far
+  params.out = p.out.mut();
   params.residual = p.residual.data;
   if (sm90_pair_conv_supports(params) != nullptr) return false;
 

@@ -597,11 +597,6 @@ void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& i
   Arena::Scope scope(arena);
   MutView time = arena.make({config_.hidden_size}, dtype_);
   embed_time(arena, time, in.timestep);
-  velocity(arena, out, in, time, und, rope, attention);
-}
-
-void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
-                           const GenRope& rope, Attention& attention) {
   const Evaluation evaluation{attention.branch(), out, in, &und, &rope, &attention};
   velocities(arena, {&evaluation, 1}, time, {});
 }

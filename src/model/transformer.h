@@ -112,10 +112,6 @@ class Transformer {
   // rank brings the same inputs and gets the whole outputs.
   void velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
                 const GenRope& rope, Attention& attention);
-  // The same with the timestep [H] as embed_time() makes it, in place of in.timestep. Reads no host memory, so
-  // that a backend may replay it.
-  void velocity(Arena& arena, const GenOutput& out, const GenInput& in, View time, const UndCache& und,
-                const GenRope& rope, Attention& attention);
   // One of several evaluations of the same timestep.
   struct Evaluation {
     int branch = 0;  // of the guidance
@@ -128,7 +124,8 @@ class Transformer {
   // Whether velocities() stacks these: their rows lie below each other and go through projections and MLP as one.
   // For sequences too short to fill a device by themselves.
   bool stacks(std::span<const Evaluation> evaluations) const;
-  // All of them, layer by layer; before_layer(i) comes ahead of layer i.
+  // All of them, layer by layer; before_layer(i) comes ahead of layer i. `time` [H] as embed_time() makes it, in place
+  // of the inputs' timestep: without before_layer no host memory is read, so that a backend may replay it.
   void velocities(Arena& arena, std::span<const Evaluation> evaluations, View time,
                   const std::function<void(int layer)>& before_layer);
   // out [H], in the activations' type.

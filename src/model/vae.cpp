@@ -185,7 +185,7 @@ void Vae::decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSi
   Arena::Scope scope(arena);
   make_doublings();
   VaePass pass(backend_, arena, options_.dtype, weights_->decoder, VaePass::Half::decoder, rows,
-               z.dim(2), count_chunks(total, chunk), doubling_, ranks);
+               z.dim(2), count_chunks(total, chunk), doubling_, ranks, options_.upsample_bytes);
   for_each_chunk(total, chunk, [&](int64_t begin, int64_t latents) {
     Arena::Scope chunk_scope(arena);
     MutView frames = arena.make(pass.output_shape(latents), options_.dtype);

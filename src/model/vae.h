@@ -51,6 +51,9 @@ struct VaeOptions {
   // a chunk's activations small. Changes the result by no more than the order of summation does.
   int64_t decode_chunk = 0;
   int64_t encode_chunk = 0;
+  // What upsampling makes before it is put in place, at most about this much at once, a frame at
+  // least.
+  int64_t upsample_bytes = int64_t{512} << 20;
 };
 
 struct VaeWeights;

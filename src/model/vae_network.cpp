@@ -15,9 +15,6 @@ namespace {
 constexpr int64_t kKept = 2;
 constexpr int64_t kKeptByDownsampler = 1;
 
-// What upsampling makes before it is put in place, at most about this much at once.
-constexpr int64_t kMaxPlacesBytes = int64_t{512} << 20;
-
 View rows_of(View x) { return x.reshape({-1, x.dim(-1)}); }
 MutView rows_of(MutView x) { return x.reshape({-1, x.dim(-1)}); }
 View matrix_of(View conv_weight) {
@@ -95,8 +92,8 @@ RowRange rows_of_rank(int64_t rows, int ranks, int rank) {
   return {rank * each + std::min<int64_t>(rank, extra), each + (rank < extra ? 1 : 0)};
 }
 
-// The input buffer of a causal convolution: remembered frames, then this chunk's. With a halo, every
-// frame has the neighbours' rows around this rank's.
+// The input buffer of a causal convolution: remembered frames, then this chunk's. With a halo,
+// every frame has the neighbours' rows around this rank's.
 struct VaePass::Input {
   MutView frames;   // [remembered + T, halo + H + halo, W, C]
   MutView current;  // the last T of them, without the halo
@@ -106,7 +103,8 @@ struct VaePass::Input {
 
 VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
                  int64_t height, int64_t width, int64_t chunks,
-                 std::span<const DoublingWeights> doubling, Communicator* ranks)
+                 std::span<const DoublingWeights> doubling, Communicator* ranks,
+                 int64_t upsample_bytes)
     : backend_(backend),
       arena_(arena),
       dtype_(dtype),
@@ -117,6 +115,7 @@ VaePass::VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights&
       chunks_left_(chunks),
       doubling_(doubling),
       ranks_(ranks),
+      upsample_bytes_(upsample_bytes),
       share_(ranks != nullptr ? rows_of_rank(height, ranks->size(), ranks->rank())
                               : RowRange{0, height}) {
   make_caches();
@@ -189,8 +188,9 @@ VaePass::Input VaePass::open(FrameCache& cache, Shape shape, int64_t halo, MutVi
   shape[1] += 2 * halo;
   if (room) {
     const int64_t size = shape.numel();
-    input.frames = room.reshape({-1}).slice(0, place * size, size).reshape(
-        {shape[0], shape[1], shape[2], shape[3]});
+    input.frames = room.reshape({-1})
+                       .slice(0, place * size, size)
+                       .reshape({shape[0], shape[1], shape[2], shape[3]});
   } else {
     input.frames = arena_.make(shape, dtype_);
   }
@@ -379,53 +379,55 @@ void VaePass::downsample(MutView out, View x, const LevelWeights& level) {
 // 1, j. Row b, column d of cell (i, j) is what position (i + b, j + d) made for place (b, d).
 void VaePass::upsample(MutView out, std::initializer_list<View> parts, View x,
                        const LevelWeights& level, const DoublingWeights& doubling) {
+  const auto count = static_cast<int64_t>(parts.size());
+  // Of the rank with the most rows: all cut alike, since they exchange rows for each cut.
+  const int64_t most =
+      ranks_ != nullptr ? rows_of_rank(height_, ranks_->size(), 0).count * (x.dim(1) / share_.count)
+                        : x.dim(1);
+  const int64_t frame = (most + 1) * (x.dim(2) + 1) * 4 * level.out * size_of(dtype_);
+  const int64_t step = std::max<int64_t>(1, upsample_bytes_ / frame);
+  int64_t index = 0;
+  for (const View& part : parts) {
+    const View to = every(out, count, index);
+    const int64_t a = level.time_factor() - count + index++;
+    for (int64_t begin = 0; begin < part.dim(0); begin += step) {
+      const int64_t frames = std::min(step, part.dim(0) - begin);
+      upsample_frames(MutView::cast(to.slice(0, begin, frames)), part.slice(0, begin, frames),
+                      x.slice(0, begin, frames), level, doubling, a);
+    }
+  }
+}
+
+// Place a in time of these frames.
+void VaePass::upsample_frames(MutView out, View part, View x, const LevelWeights& level,
+                              const DoublingWeights& doubling, int64_t a) {
   const int64_t time = level.time_factor(), space = level.space_factor();
-  const int64_t channels = level.out, height = x.dim(1), width = x.dim(2);
+  const int64_t channels = level.out, frames = x.dim(0), height = x.dim(1), width = x.dim(2);
   const int64_t cell = time * space * space;
   const int64_t repeats = channels * cell / level.in;
   const int64_t copies = std::max<int64_t>(1, repeats / cell);   // output channels of one x channel
   const int64_t sources = std::max<int64_t>(1, cell / repeats);  // x channels in one output channel
   const auto each_source = [&](View t) {
-    return t.reshape({t.dim(0), height, width, channels / copies, copies});
+    return t.reshape({frames, height, width, channels / copies, copies});
   };
-  const auto count = static_cast<int64_t>(parts.size());
-  // Of the rank with the most rows: all cut alike, since they exchange rows for each cut.
-  const int64_t most = ranks_ != nullptr ? rows_of_rank(height_, ranks_->size(), 0).count *
-                                               (height / share_.count)
-                                         : height;
-  const int64_t place_bytes = (most + 1) * (width + 1) * 4 * channels * size_of(dtype_);
-  const int64_t step = std::max<int64_t>(1, kMaxPlacesBytes / place_bytes);
-  int64_t part_index = 0;
-  for (const View& part : parts) {
-    const int64_t a = time - count + part_index;
-    const View to_frames = every(out, count, part_index++);
-    for (int64_t begin = 0; begin < part.dim(0); begin += step) {
-      Arena::Scope scope(arena_);
-      const int64_t frames = std::min(step, part.dim(0) - begin);
-      View dense = part.slice(0, begin, frames);
-      if (halo_ > 0 || !dense.contiguous()) {
-        const MutView copied = arena_.make({frames, height + 2 * halo_, width, channels}, dtype_);
-        backend_.copy(copied.slice(1, halo_, height), dense);
-        if (halo_ > 0) fill_halo(copied);
-        dense = copied;
-      }
-      MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
-      backend_.conv3d(places, dense, doubling.weight.view, doubling.bias.view,
-                      {.pad_before = {0, 1 - halo_, 1}, .pad_after = {0, 1 - halo_, 1}});
-      for (int64_t b = 0; b < space; ++b) {
-        for (int64_t d = 0; d < space; ++d) {
-          const View made = places.slice(1, b, height)
-                                .slice(2, d, width)
-                                .slice(3, (2 * b + d) * channels, channels);
-          const int64_t index = (a * space + b) * space + d;
-          const View from =
-              every_channel(x.slice(0, begin, frames), sources, index / repeats % sources);
-          const View to = corner(to_frames.slice(0, begin, frames), space, b, d);
-          backend_.lincomb(
-              MutView::cast(each_source(to)),
-              {{1.0f, each_source(made)}, {1.0f, from.unsqueeze(4).expand(4, copies)}});
-        }
-      }
+  Arena::Scope scope(arena_);
+  if (halo_ > 0 || !part.contiguous()) {
+    const MutView copied = arena_.make({frames, height + 2 * halo_, width, channels}, dtype_);
+    backend_.copy(copied.slice(1, halo_, height), part);
+    if (halo_ > 0) fill_halo(copied);
+    part = copied;
+  }
+  MutView places = arena_.make({frames, height + 1, width + 1, 4 * channels}, dtype_);
+  backend_.conv3d(places, part, doubling.weight.view, doubling.bias.view,
+                  {.pad_before = {0, 1 - halo_, 1}, .pad_after = {0, 1 - halo_, 1}});
+  for (int64_t b = 0; b < space; ++b) {
+    for (int64_t d = 0; d < space; ++d) {
+      const View made =
+          places.slice(1, b, height).slice(2, d, width).slice(3, (2 * b + d) * channels, channels);
+      const int64_t index = (a * space + b) * space + d;
+      const View from = every_channel(x, sources, index / repeats % sources);
+      backend_.lincomb(MutView::cast(each_source(corner(out, space, b, d))),
+                       {{1.0f, each_source(made)}, {1.0f, from.unsqueeze(4).expand(4, copies)}});
     }
   }
 }

@@ -48,10 +48,11 @@ class VaePass {
   // with one, nothing is remembered. `doubling`: of the decoder's levels, empty for those that do
   // not resample. `ranks` (decoder; null: this one): they make a picture together, each its rows
   // from the first level on. Every convolution then sees the rows beside them, which come from the
-  // neighbours: no seams. All ranks run the same chunks.
+  // neighbours: no seams. All ranks run the same chunks. `upsample_bytes`: as VaeOptions has it.
   VaePass(Backend& backend, Arena& arena, DType dtype, const HalfWeights& weights, Half half,
           int64_t height, int64_t width, int64_t chunks,
-          std::span<const DoublingWeights> doubling = {}, Communicator* ranks = nullptr);
+          std::span<const DoublingWeights> doubling = {}, Communicator* ranks = nullptr,
+          int64_t upsample_bytes = 0);
 
   // Allocates nothing that outlives the call: `out` is the caller's, [frames', H', W', C'] as
   // output_shape() says. `write_input` fills the input frames [frames, H, W, in].
@@ -78,6 +79,8 @@ class VaePass {
   void downsample(MutView out, View x, const LevelWeights& level);
   void upsample(MutView out, std::initializer_list<View> parts, View x, const LevelWeights& level,
                 const DoublingWeights& doubling);
+  void upsample_frames(MutView out, View part, View x, const LevelWeights& level,
+                       const DoublingWeights& doubling, int64_t a);
   void add_averages(MutView out, View x, const LevelWeights& level);
   Shape level_shape(const Shape& in, const LevelWeights& level) const;
   bool spends_input(size_t level) const;
@@ -92,6 +95,7 @@ class VaePass {
   int64_t chunks_left_;
   std::span<const DoublingWeights> doubling_;
   Communicator* ranks_;  // null: this one alone
+  int64_t upsample_bytes_;
   RowRange share_;       // of the rows of latents
   int64_t halo_ = 0;     // rows on either side that convolutions find in their input
   bool first_ = true;

@@ -73,8 +73,8 @@ TEST_F(FirstStep, TextIsReadEarlierWhenALayoutIsTried) {
   EXPECT_EQ(latents(When::with_first_step, 1, true), latents(When::now, 1));
 }
 
-// The dry run of a device goes both ways: memory for both guidance branches at once.
-TEST_F(FirstStep, PlansOfADeviceHoldBothBranches) {
+// The dry run of a device goes both ways and counts the text once.
+TEST_F(FirstStep, PlansOfADeviceCountTheTextOnce) {
   const auto ids = prompt_lists(
       checkpoint_, Tokenizer::load(checkpoint_.folder.folder / "text_tokenizer"), settings_);
   const auto plan_on = [&](DeviceKind device) {
@@ -82,11 +82,14 @@ TEST_F(FirstStep, PlansOfADeviceHoldBothBranches) {
   };
   const Plan host = plan_on(DeviceKind::cpu), device = plan_on(DeviceKind::cuda);
   ASSERT_EQ(host.stages.size(), device.stages.size());
+  int compared = 0;
   for (size_t i = 0; i < host.stages.size(); ++i) {
-    if (host.stages[i].name == "denoise") {
-      EXPECT_DOUBLE_EQ(device.stages[i].flops, host.stages[i].flops);
-    }
+    ASSERT_EQ(device.stages[i].name, host.stages[i].name);
+    if (host.stages[i].name != "prompt" && host.stages[i].name != "denoise") continue;
+    EXPECT_DOUBLE_EQ(device.stages[i].flops, host.stages[i].flops) << host.stages[i].name;
+    ++compared;
   }
+  EXPECT_EQ(compared, 2);
 }
 
 }  // namespace

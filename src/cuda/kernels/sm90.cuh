@@ -50,6 +50,13 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Where all threads of the cluster meet.
+__device__ __forceinline__ void cluster_meet() {
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

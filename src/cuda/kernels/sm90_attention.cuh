@@ -723,9 +723,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (C.cluster == 1) {
     __syncthreads();
   } else {
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+    cluster_meet();
   }
 
   // Both roles walk the same items, and after everyone has finished the marked ones again. The
@@ -815,9 +813,7 @@ const char* launch_attention(const Sm90AttentionParams& p, void* stream) {
   a.items = static_cast<int>((head_rows + per_item - 1) / per_item);
 
   // One CTA an SM, more only if a CTA's items would not fit its bit set.
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int sms = multiprocessors();
   const int clusters = std::max(
       {1, std::min(a.items, sms / C.cluster), (a.items + kMaxItemsPerCta - 1) / kMaxItemsPerCta});
   cudaLaunchConfig_t config{};

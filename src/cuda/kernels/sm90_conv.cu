@@ -253,9 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     prefetch_tensor_map(&map_t);
     prefetch_tensor_map(&map_u);
   }
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 
   if (warpgroup == 0) {
     release_registers<kProducerRegisters>();
@@ -292,9 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     }
   }
   // No CTA leaves while its peer can still write into it.
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 }
 
 }  // namespace
@@ -359,9 +355,7 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
           {kDepth, kChannels / kCluster, 1, 1});
   if (!mapped) return "the driver refused a tensor map";
 
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int sms = multiprocessors();
   const int clusters = std::max(1, std::min(a.items, sms / kCluster));
   pair_conv_kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kBytes,
                      static_cast<cudaStream_t>(stream)>>>(map_t, map_u, a);

@@ -197,9 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     prefetch_tensor_map(&map_x);
     prefetch_tensor_map(&map_w);
   }
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 
   if (warpgroup == 0) {
     release_registers<kProducerRegisters>();
@@ -216,9 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     }
   }
   // No CTA leaves while its peer can still write into it.
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
 }
 
 }  // namespace
@@ -259,9 +255,7 @@ const char* sm90_gate(const Sm90GateParams& p, void* stream) {
   a.m = static_cast<int>(p.m);
   a.n = static_cast<int>(p.n);
   a.depths = static_cast<int>(p.k / kDepth);
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int sms = multiprocessors();
   const int most = std::max(1, sms / kCluster);  // clusters at once
   const auto up = [](int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); };
   const int row_tiles = up(p.m, kTileRows), column_tiles = up(p.n, kColumns);

@@ -24,6 +24,14 @@ inline const char* device_reason() {
   return major == 9 && minor == 0 ? nullptr : "the kernels need compute capability 9.0";
 }
 
+// Of the current device.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 // What TMA and 16-byte accesses ask of a tensor of bf16 rows.
 inline bool aligned_rows(const void* base, int64_t stride) {
   return reinterpret_cast<uintptr_t>(base) % 16 == 0 && stride > 0 && stride % 8 == 0 &&
