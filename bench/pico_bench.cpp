@@ -1,5 +1,6 @@
-// The shipped checkpoint end to end on the CPU, each stage held against the rate that oneDNN's large
-// matrix product reaches in the same process. JSON lines; append them to bench/results/cpu-e2e.jsonl.
+// The shipped checkpoint end to end on the CPU, each stage held against the rate that oneDNN's
+// large matrix product reaches in the same process. JSON lines; append them to
+// bench/results/cpu-e2e.jsonl.
 //   pico_bench MODEL [threads]
 #include <dnnl.h>
 
@@ -24,8 +25,10 @@ double onednn_rate() {
   double best = 0;
   for (int i = 0; i < 4; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f, c.data(), kSize);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f,
+               c.data(), kSize);
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::max(best, 2.0 * kSize * kSize * kSize / seconds);
   }
   return best;
@@ -51,7 +54,8 @@ int main(int argc, char** argv) {
   request.guidance_scale = 4;
   const Json report = Json::parse(engine.generate(request).report, "report");
 
-  const auto line = [&](const std::string& name, double value, const char* unit, bool against_ceiling) {
+  const auto line = [&](const std::string& name, double value, const char* unit,
+                        bool against_ceiling) {
     Json out = Json::object();
     out.set("bench", "pico")
         .set("case", name + ": 256x256, 33 frames, 20 steps, guidance 4, fp32")
@@ -75,6 +79,7 @@ int main(int argc, char** argv) {
   }
   line("open", report.at("open_seconds").as_double(), "s", false);
   line("total", report.at("total_seconds").as_double(), "s", false);
-  line("peak resident memory", report.at("memory").at("peak_resident_bytes").as_double() * 1e-6, "MB", false);
+  line("peak resident memory", report.at("memory").at("peak_resident_bytes").as_double() * 1e-6,
+       "MB", false);
   return 0;
 }

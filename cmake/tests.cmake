@@ -6,15 +6,18 @@ set(ORRERY_TEST_ENV
     "ORRERY_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
     "ORRERY_BINARY=${CMAKE_BINARY_DIR}/orrery")
 
+# The one object that knows the path of the tree: the others compile alike in every folder.
+add_library(orrery_test_support STATIC ${PROJECT_SOURCE_DIR}/tests/support/source_dir.cpp)
+target_include_directories(orrery_test_support PUBLIC ${PROJECT_SOURCE_DIR}/tests)
+target_compile_definitions(orrery_test_support PRIVATE ORRERY_BUILT_FROM="${PROJECT_SOURCE_DIR}")
+
 function(orrery_test name label)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
   if(NOT ARG_SOURCES)
     return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_compile_definitions(${name} PRIVATE ORRERY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_link_libraries(${name} PRIVATE orrery_options GTest::gtest GTest::gtest_main ${ARG_LIBS})
+  target_link_libraries(${name} PRIVATE orrery_options orrery_test_support GTest::gtest GTest::gtest_main ${ARG_LIBS})
   foreach(dep ${ARG_DEPS})
     target_link_libraries(${name} PRIVATE orrery_${dep})
   endforeach()

@@ -28,14 +28,15 @@ struct CompareFiles {
   std::vector<std::string> attention;
 };
 
-// Reads the files that belong to the request. In action modes --vision-path may be a video, as in the public
-// entry point.
+// Reads the files that belong to the request. In action modes --vision-path may be a video, as in
+// the public entry point.
 void load_inputs(Request& request, const GenerateFiles& files);
 
 // Each returns the process's exit status or throws Error.
 // `job`: the processes that run the request together; rank 0 alone prints and writes.
 int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job);
-int compare(Request request, const CompareFiles& files, CompareOptions options, EngineOptions engine);
+int compare(Request request, const CompareFiles& files, CompareOptions options,
+            EngineOptions engine);
 int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json);
 int make_checkpoint(const std::filesystem::path& folder, CheckpointOptions options);
 

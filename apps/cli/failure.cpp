@@ -53,7 +53,8 @@ std::string explain_failure(const CLI::App* app, const CLI::Error& error) {
       if (extra.empty() || extra.front() != '-') continue;
       const std::string flag = extra.substr(0, extra.find('='));
       text += flag + " is not known";
-      if (const std::string near = nearest_flag(*app, flag); !near.empty()) text += "; did you mean " + near + "?";
+      if (const std::string near = nearest_flag(*app, flag); !near.empty())
+        text += "; did you mean " + near + "?";
       text += '\n';
     }
   }

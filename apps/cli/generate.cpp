@@ -21,7 +21,8 @@ void check_writable(const fs::path& file, const char* flag) {
   if (file.empty()) return;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!fs::is_directory(folder)) {
-    throw Error(ErrorKind::not_found, std::string(flag) + ": the folder " + folder.string() + " does not exist");
+    throw Error(ErrorKind::not_found,
+                std::string(flag) + ": the folder " + folder.string() + " does not exist");
   }
 }
 
@@ -31,8 +32,9 @@ void check_sound(const GenerateFiles& files, const fs::path& output, const Outli
     throw Error(ErrorKind::invalid_argument, "--save-sound: no sound is made; add --enable-sound");
   }
   if (outline.sampling_rate > 0 && is_still(output) && files.save_sound.empty()) {
-    throw Error(ErrorKind::invalid_argument,
-                "--enable-sound: a still image holds no sound; name a file for it with --save-sound");
+    throw Error(
+        ErrorKind::invalid_argument,
+        "--enable-sound: a still image holds no sound; name a file for it with --save-sound");
   }
 }
 
@@ -60,11 +62,13 @@ void load_inputs(Request& request, const GenerateFiles& files) {
   }
   if (!files.video.empty()) {
     if (request.video) {
-      throw Error(ErrorKind::invalid_argument, "--vision-path and --video-path are both videos; give one of them");
+      throw Error(ErrorKind::invalid_argument,
+                  "--vision-path and --video-path are both videos; give one of them");
     }
     request.video = load_video(files.video);
   }
-  if (!files.action.empty() && request.action) request.action->raw_actions = load_actions(files.action);
+  if (!files.action.empty() && request.action)
+    request.action->raw_actions = load_actions(files.action);
   if (!files.latents.empty()) request.latents = load_latents(files.latents);
 }
 
@@ -110,7 +114,8 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options,
   if (!files.save_latents.empty()) save_latents(files.save_latents, result);
   if (!files.save_sound.empty()) save_sound(files.save_sound, result);
   fs::path action = files.save_action;
-  if (action.empty() && result.action && fs::is_directory(files.output)) action = files.output / "sample_action.json";
+  if (action.empty() && result.action && fs::is_directory(files.output))
+    action = files.output / "sample_action.json";
   if (!action.empty()) save_action(action, result);
   if (!files.report.empty()) save_text(files.report, result.report);
   std::printf("%s\n", output.string().c_str());
@@ -127,12 +132,17 @@ int plan(Request request, const GenerateFiles& files, EngineOptions options, boo
   std::printf("%s\n", plan.summary.c_str());
   std::printf("tokens      %lld generation, %lld text\n", static_cast<long long>(plan.tokens),
               static_cast<long long>(plan.text_tokens));
-  std::printf("memory      %.1f MB weights, %.1f MB activations, %.1f MB state\n", 1e-6 * static_cast<double>(plan.weight_bytes),
-              1e-6 * static_cast<double>(plan.activation_bytes), 1e-6 * static_cast<double>(plan.state_bytes));
-  std::printf("            %.1f MB at once%s", 1e-6 * static_cast<double>(plan.peak_bytes), plan.pinned_bytes > 0 ? "" : "\n");
-  if (plan.pinned_bytes > 0) std::printf(", %.1f MB pinned in host memory\n", 1e-6 * static_cast<double>(plan.pinned_bytes));
+  std::printf("memory      %.1f MB weights, %.1f MB activations, %.1f MB state\n",
+              1e-6 * static_cast<double>(plan.weight_bytes),
+              1e-6 * static_cast<double>(plan.activation_bytes),
+              1e-6 * static_cast<double>(plan.state_bytes));
+  std::printf("            %.1f MB at once%s", 1e-6 * static_cast<double>(plan.peak_bytes),
+              plan.pinned_bytes > 0 ? "" : "\n");
+  if (plan.pinned_bytes > 0)
+    std::printf(", %.1f MB pinned in host memory\n", 1e-6 * static_cast<double>(plan.pinned_bytes));
   for (const Plan::Stage& stage : plan.stages) {
-    std::printf("%-11s %12.3f GFLOP %12.3f GB", stage.name.c_str(), stage.flops * 1e-9, stage.bytes * 1e-9);
+    std::printf("%-11s %12.3f GFLOP %12.3f GB", stage.name.c_str(), stage.flops * 1e-9,
+                stage.bytes * 1e-9);
     if (stage.floor_seconds > 0) std::printf("   floor %9.3f s", stage.floor_seconds);
     std::printf("\n");
   }

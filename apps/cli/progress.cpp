@@ -11,7 +11,8 @@ constexpr int kBarWidth = 30;
 constexpr double kSecondsBetweenLines = 5;
 }  // namespace
 
-ProgressPrinter::ProgressPrinter(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) == 1) {}
+ProgressPrinter::ProgressPrinter(bool quiet)
+    : quiet_(quiet), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 ProgressPrinter::~ProgressPrinter() { clear(); }
 
@@ -29,7 +30,9 @@ void ProgressPrinter::line(const std::string& text) {
 void ProgressPrinter::operator()(const Progress& p) {
   if (quiet_) return;
   const bool finished = p.step >= p.total;
-  const double left = p.step > 0 ? p.seconds / static_cast<double>(p.step) * static_cast<double>(p.total - p.step) : 0;
+  const double left =
+      p.step > 0 ? p.seconds / static_cast<double>(p.step) * static_cast<double>(p.total - p.step)
+                 : 0;
   if (terminal_) {
     const int filled = p.total > 0 ? static_cast<int>(kBarWidth * p.step / p.total) : 0;
     std::string bar(static_cast<size_t>(filled), '#');
@@ -49,12 +52,12 @@ void ProgressPrinter::operator()(const Progress& p) {
   if (first) last_line_ = 0;
   last_stage_ = p.stage;
   if (finished) {
-    std::fprintf(stderr, "%s: %lld/%lld in %.2f s\n", p.stage.c_str(), static_cast<long long>(p.step),
-                 static_cast<long long>(p.total), p.seconds);
+    std::fprintf(stderr, "%s: %lld/%lld in %.2f s\n", p.stage.c_str(),
+                 static_cast<long long>(p.step), static_cast<long long>(p.total), p.seconds);
   } else if (p.step > 0 && p.seconds - last_line_ >= kSecondsBetweenLines) {
     last_line_ = p.seconds;
-    std::fprintf(stderr, "%s: %lld/%lld, %.0f s left\n", p.stage.c_str(), static_cast<long long>(p.step),
-                 static_cast<long long>(p.total), left);
+    std::fprintf(stderr, "%s: %lld/%lld, %.0f s left\n", p.stage.c_str(),
+                 static_cast<long long>(p.step), static_cast<long long>(p.total), left);
   }
 }
 

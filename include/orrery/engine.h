@@ -23,30 +23,31 @@ struct LoraFile {
 };
 
 struct EngineOptions {
-  std::string device = "cpu";      // cpu, cuda, cuda:1, or auto
-  std::string dtype = "auto";      // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
-  int num_threads = 0;             // CPU threads; 0: all cores of this process
+  std::string device = "cpu";  // cpu, cuda, cuda:1, or auto
+  std::string dtype = "auto";  // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
+  int num_threads = 0;         // CPU threads; 0: all cores of this process
   // Strategy: JSON text, a file, or "dense"; empty: the checkpoint's, else dense.
   std::string attention;
-  // Runs every layout of the strategy once before the first step: on, off, or auto (on for CUDA when there
-  // is more than one). Results do not depend on it.
+  // Runs every layout of the strategy once before the first step: on, off, or auto (on for CUDA
+  // when there is more than one). Results do not depend on it.
   std::string warm_up = "auto";
-  std::vector<LoraFile> lora;      // summed in this order
+  std::vector<LoraFile> lora;  // summed in this order
   // A shell command that approves prompts and frames (docs/modes.md); empty: none.
   std::string guardrail;
   double guardrail_timeout = 300;  // seconds a verdict may take
   bool safety_check = true;        // false: none is wanted, and the result says so
-  // Ranks that share one request (docs/parallelism.md): tp cuts the weights, cp the generation sequence, cfg
-  // shares out the branches of the guidance. Their product is the number of ranks.
+  // Ranks that share one request (docs/parallelism.md): tp cuts the weights, cp the generation
+  // sequence, cfg shares out the branches of the guidance. Their product is the number of ranks.
   int tp_degree = 1, cp_degree = 1, cfg_degree = 1;
   // Ranks are the processes of this job; null, or a job of one: threads of this process.
   const Job* job = nullptr;
-  // Weights on a device (docs/cuda.md): none, model (the part in use) or layer (the generation tower's layers take
-  // turns). The CPU reads weights in the mapped files and knows none only.
+  // Weights on a device (docs/cuda.md): none, model (the part in use) or layer (the generation
+  // tower's layers take turns). The CPU reads weights in the mapped files and knows none only.
   std::string offload = "none";
-  // Steps on CUDA run as recorded graphs where they can (docs/cuda.md, "Replay"). Results do not depend on it.
+  // Steps on CUDA run as recorded graphs where they can (docs/cuda.md, "Replay"). Results do not
+  // depend on it.
   bool graphs = true;
-  bool profile = false;            // time every operation for the report (slows CUDA down)
+  bool profile = false;  // time every operation for the report (slows CUDA down)
   std::function<void(const std::string&)> log;  // notices, one sentence each; may be empty
 };
 
@@ -55,26 +56,26 @@ struct Plan {
   struct Stage {
     std::string name;
     double flops = 0;
-    double bytes = 0;     // moved by its operations
-    int64_t calls = 0;    // how often the stage runs in the request
+    double bytes = 0;          // moved by its operations
+    int64_t calls = 0;         // how often the stage runs in the request
     double floor_seconds = 0;  // flops at the ceiling
   };
-  std::string summary;    // the request in one line
-  std::string ceiling;    // what the floors are computed from
+  std::string summary;  // the request in one line
+  std::string ceiling;  // what the floors are computed from
   std::vector<Stage> stages;
   int64_t weight_bytes = 0;
-  int64_t activation_bytes = 0;   // arena
-  int64_t state_bytes = 0;        // latents, solver history, text caches, tables
+  int64_t activation_bytes = 0;       // arena
+  int64_t state_bytes = 0;            // latents, solver history, text caches, tables
   int64_t resident_weight_bytes = 0;  // of the weights: those on the device between requests
-  int64_t pinned_bytes = 0;       // host memory that layers are copied from
-  int64_t peak_bytes = 0;         // on the device at once, without what libraries keep for themselves
-  int64_t tokens = 0;             // generation tokens
-  int64_t text_tokens = 0;        // conditional branch
-  int ranks = 1;                  // that share the request; all numbers are those of rank 0
+  int64_t pinned_bytes = 0;           // host memory that layers are copied from
+  int64_t peak_bytes = 0;   // on the device at once, without what libraries keep for themselves
+  int64_t tokens = 0;       // generation tokens
+  int64_t text_tokens = 0;  // conditional branch
+  int ranks = 1;            // that share the request; all numbers are those of rank 0
 };
 
-// One checkpoint on one device. Not thread-safe: one generate() at a time. Settings of one request never
-// reach the next.
+// One checkpoint on one device. Not thread-safe: one generate() at a time. Settings of one request
+// never reach the next.
 class Engine {
  public:
   // Checks every config, tokenizer and tensor header before any weight is used. Throws Error.
@@ -83,12 +84,13 @@ class Engine {
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
 
-  // Stops within one step when `stop` is requested: Error{cancelled}. With several ranks `progress` is called on
-  // the thread of rank 0, and processes of other ranks get an empty Result.
-  Result generate(const Request& request, const ProgressCallback& progress = {}, std::stop_token stop = {});
+  // Stops within one step when `stop` is requested: Error{cancelled}. With several ranks `progress`
+  // is called on the thread of rank 0, and processes of other ranks get an empty Result.
+  Result generate(const Request& request, const ProgressCallback& progress = {},
+                  std::stop_token stop = {});
 
-  // Replaces the strategy of later requests; weights stay. As at open(), its presets are tried first, and
-  // when one cannot run here the strategy stays as it was.
+  // Replaces the strategy of later requests; weights stay. As at open(), its presets are tried
+  // first, and when one cannot run here the strategy stays as it was.
   void use_attention(const std::string& attention);
 
   std::string device_description() const;
@@ -110,12 +112,14 @@ struct Outline {
   std::string summary;
   std::string fingerprint;  // equal for equal requests and options, on any machine
 };
-// Throws Error with a sentence when the request cannot run on this model with these options. Reads configs and
-// tokenizer only.
-Outline check_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options = {});
+// Throws Error with a sentence when the request cannot run on this model with these options. Reads
+// configs and tokenizer only.
+Outline check_request(const std::filesystem::path& model, const Request& request,
+                      const EngineOptions& options = {});
 
 // Memory, flops and floor; reads no weight.
-Plan plan_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options = {});
+Plan plan_request(const std::filesystem::path& model, const Request& request,
+                  const EngineOptions& options = {});
 std::string to_json(const Plan& plan);
 
 // Components, parameters, bytes and abilities of a model folder, as text for people or JSON.

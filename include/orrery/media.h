@@ -8,8 +8,8 @@
 
 namespace orrery {
 
-// Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other object is
-// the caption itself, taken as written.
+// Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other
+// object is the caption itself, taken as written.
 void load_prompt(const std::filesystem::path& file, Request& request);
 
 Frames load_image(const std::filesystem::path& file);
@@ -17,14 +17,15 @@ Frames load_image(const std::filesystem::path& file);
 Frames load_video(const std::filesystem::path& file, int64_t max_frames = 0);
 // A video, or a still picture (by its extension) as a clip of one frame.
 Frames load_clip(const std::filesystem::path& file);
-// JSON ([[...], ...], {"actions": [[...], ...]}, or either in one more pair of brackets) or safetensors ("actions").
+// JSON ([[...], ...], {"actions": [[...], ...]}, or either in one more pair of brackets) or
+// safetensors ("actions").
 FloatTensor load_actions(const std::filesystem::path& file);
 // A safetensors file with a tensor "latents".
 FloatTensor load_latents(const std::filesystem::path& file);
 
-// Refuses, before generation, an output that could not be written: unknown extension, a still image for
-// many frames, a folder that is missing or not writable, an encoder this build lacks, sound of a rate that it
-// cannot write (`sampling_rate`; 0: no sound).
+// Refuses, before generation, an output that could not be written: unknown extension, a still image
+// for many frames, a folder that is missing or not writable, an encoder this build lacks, sound of
+// a rate that it cannot write (`sampling_rate`; 0: no sound).
 void check_output(const std::filesystem::path& file, int64_t frames, int64_t sampling_rate = 0);
 // Whether the extension is that of a still picture.
 bool is_still(const std::filesystem::path& file);

@@ -28,12 +28,13 @@ struct FloatTensor {
 };
 
 struct ActionRequest {
-  std::string mode;              // policy, forward_dynamics, inverse_dynamics
+  std::string mode;  // policy, forward_dynamics, inverse_dynamics
   int64_t chunk_size = 16;
-  std::string domain_name;       // "pusht", "bridge_orig_lerobot", ...
+  std::string domain_name;  // "pusht", "bridge_orig_lerobot", ...
   std::string view_point = "ego_view";
   int64_t resolution_tier = 480;
-  std::optional<FloatTensor> raw_actions;  // [rows, width], model-normalised; forward_dynamics needs it
+  std::optional<FloatTensor>
+      raw_actions;  // [rows, width], model-normalised; forward_dynamics needs it
 };
 
 // A video that steers the structure of the result: edges, a blurred picture, depth, ...
@@ -54,17 +55,19 @@ struct TimestepInterval {
 // Structural control. Longer clips than a chunk are made chunk by chunk, each continuing the last
 // frames of the one before.
 struct TransferRequest {
-  std::vector<Control> controls;                       // one per hint
-  std::optional<double> control_guidance;              // 1: none; default by hint
-  int64_t num_conditional_frames = 1;                  // that a chunk takes over from the one before
-  int64_t num_first_chunk_conditional_frames = 0;      // of Request::video, fixed in the first chunk
-  std::optional<int64_t> num_video_frames_per_chunk;   // default: all frames; 101 for a wsm control alone
-  std::optional<TimestepInterval> guidance_interval;   // guidance is 1 outside
+  std::vector<Control> controls;                   // one per hint
+  std::optional<double> control_guidance;          // 1: none; default by hint
+  int64_t num_conditional_frames = 1;              // that a chunk takes over from the one before
+  int64_t num_first_chunk_conditional_frames = 0;  // of Request::video, fixed in the first chunk
+  std::optional<int64_t>
+      num_video_frames_per_chunk;  // default: all frames; 101 for a wsm control alone
+  std::optional<TimestepInterval> guidance_interval;  // guidance is 1 outside
   std::optional<TimestepInterval> control_guidance_interval;
-  std::string attention = "weighted";                  // several controls: weighted or joint
-  bool emphasize_control_in_prompt = false;            // adds a sentence that names the controls to the prompt
-  // Noise of later chunks: continue (the generator goes on, as in diffusers) or reseed (chunk c starts from
-  // seed + c, as in NVIDIA's framework).
+  std::string attention = "weighted";  // several controls: weighted or joint
+  bool emphasize_control_in_prompt =
+      false;  // adds a sentence that names the controls to the prompt
+  // Noise of later chunks: continue (the generator goes on, as in diffusers) or reseed (chunk c
+  // starts from seed + c, as in NVIDIA's framework).
   std::string chunk_noise = "continue";
 };
 
@@ -73,26 +76,26 @@ struct Request {
   std::string prompt;
   std::string negative_prompt;
   std::optional<int64_t> height, width, num_frames;  // 720, 1280, 189
-  std::optional<double> fps;                         // 24; transfer: the given video's, else 10 for wsm alone
-  std::optional<int64_t> num_inference_steps;        // 35; distilled checkpoints fix it
-  std::optional<double> guidance_scale;              // 6; 1 runs one branch
-  std::optional<double> flow_shift;                  // sets Karras off, as the public entry point does
+  std::optional<double> fps;  // 24; transfer: the given video's, else 10 for wsm alone
+  std::optional<int64_t> num_inference_steps;  // 35; distilled checkpoints fix it
+  std::optional<double> guidance_scale;        // 6; 1 runs one branch
+  std::optional<double> flow_shift;            // sets Karras off, as the public entry point does
   std::optional<bool> karras;
-  bool checkpoint_scheduler = false;                 // the file's own settings, whatever they are
+  bool checkpoint_scheduler = false;  // the file's own settings, whatever they are
   int64_t seed = 0;
-  std::string rng = "cpu";                           // cpu or cuda: whose generator's numbers
-  std::string noise_dtype = "fp32";                  // fp32 or bf16: which stream of that generator
-  std::optional<bool> use_system_prompt;             // the checkpoint's default
+  std::string rng = "cpu";                // cpu or cuda: whose generator's numbers
+  std::string noise_dtype = "fp32";       // fp32 or bf16: which stream of that generator
+  std::optional<bool> use_system_prompt;  // the checkpoint's default
   bool add_duration_template = true;
   bool add_resolution_template = true;
 
   // Conditioning: at most one of image and video.
-  std::optional<Frames> image;                       // one frame
+  std::optional<Frames> image;  // one frame
   std::optional<Frames> video;
   std::vector<int64_t> condition_frame_indexes_vision{0, 1};
-  std::string condition_video_keep = "first";        // first or last
-  // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover (scaled to
-  // cover it and cropped, as an image is; NVIDIA's framework and vLLM-Omni).
+  std::string condition_video_keep = "first";  // first or last
+  // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover
+  // (scaled to cover it and cropped, as an image is; NVIDIA's framework and vLLM-Omni).
   std::string video_fit = "stretch";
   bool enable_sound = false;
   std::optional<ActionRequest> action;
@@ -101,7 +104,7 @@ struct Request {
   // Initial noise of the vision latents instead of the seed's, [C, T, h, w] or [1, C, T, h, w].
   std::optional<FloatTensor> latents;
 
-  bool vae_tiling = false;                           // decode and encode in spatial tiles
+  bool vae_tiling = false;  // decode and encode in spatial tiles
 };
 
 // What one attention preset did in the generation tower of a run.
@@ -109,10 +112,10 @@ struct AttentionUse {
   std::string preset;
   std::string implementation;  // what the backend ran
   int64_t calls = 0;
-  int64_t dense_calls = 0;     // of the calls: those that know no blocks and read every key
-  int64_t kept_blocks = 0;     // of the other calls, over all heads
+  int64_t dense_calls = 0;  // of the calls: those that know no blocks and read every key
+  int64_t kept_blocks = 0;  // of the other calls, over all heads
   int64_t all_blocks = 0;
-  double seconds = 0;          // 0 unless the run was profiled
+  double seconds = 0;  // 0 unless the run was profiled
 };
 // Mean over the calls of the share of key blocks that were read; a dense call reads all of them.
 double kept_share(const std::vector<AttentionUse>& uses);
@@ -122,20 +125,21 @@ std::string to_text(const AttentionUse& use);
 struct Result {
   Frames frames;
   double fps = 24;
-  FloatTensor latents;                     // final, normalised, [1, C, T, h, w]
-  std::vector<std::vector<float>> sound;   // planar [channels][samples]; empty without sound
+  FloatTensor latents;                    // final, normalised, [1, C, T, h, w]
+  std::vector<std::vector<float>> sound;  // planar [channels][samples]; empty without sound
   int64_t sampling_rate = 0;
-  std::optional<FloatTensor> action;       // [chunk, raw width], model-normalised
-  std::vector<AttentionUse> attention;     // one entry for each preset that ran
-  std::string report;                      // JSON: settings, seed, versions, times, memory, dispatch
+  std::optional<FloatTensor> action;    // [chunk, raw width], model-normalised
+  std::vector<AttentionUse> attention;  // one entry for each preset that ran
+  std::string report;                   // JSON: settings, seed, versions, times, memory, dispatch
   std::map<std::string, std::string> metadata;  // what an output file should carry
 };
 
 struct Progress {
-  std::string stage;           // "guardrail", "prompt", "encode", "load", "warm-up", "denoise", "decode", "sound"
-  int64_t step = 0;            // finished, of total
+  std::string
+      stage;  // "guardrail", "prompt", "encode", "load", "warm-up", "denoise", "decode", "sound"
+  int64_t step = 0;  // finished, of total
   int64_t total = 0;
-  double seconds = 0;          // since the stage began
+  double seconds = 0;  // since the stage began
 };
 using ProgressCallback = std::function<void(const Progress&)>;
 

@@ -8,6 +8,7 @@
 #include "attention/method.h"
 #include "attention/strategy.h"
 #include "attention/test_call.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -46,7 +47,7 @@ const std::map<std::string, Expected> kKinds = {
 };
 
 TEST(Recipes, EveryFileResolvesToWhatItsNameSays) {
-  const auto folder = std::filesystem::path(ORRERY_SOURCE_DIR) / "recipes/attention";
+  const auto folder = source_dir() / "recipes/attention";
   std::set<std::string> found;
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     found.insert(file.path().filename().string());

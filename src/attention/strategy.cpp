@@ -13,12 +13,9 @@ namespace orrery {
 
 std::string_view name_of(AttentionRole role) {
   switch (role) {
-    case AttentionRole::und:
-      return "cosmos3.und";
-    case AttentionRole::gen:
-      return "cosmos3.gen";
-    case AttentionRole::gen_multi_control:
-      return "cosmos3.gen_multi_control";
+    case AttentionRole::und: return "cosmos3.und";
+    case AttentionRole::gen: return "cosmos3.gen";
+    case AttentionRole::gen_multi_control: return "cosmos3.gen_multi_control";
   }
   return "?";
 }

@@ -125,7 +125,8 @@ void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn)
   if (observer_ != nullptr) observer_->end(lane());
   if (!profiling_) return;
   synchronize();
-  it->second.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  it->second.seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 bool Backend::replay(const std::string& key, const std::function<void()>& fn) {
@@ -253,7 +254,8 @@ void Backend::activation(MutView out, View x, Activation kind) {
   const int64_t width = kind == Activation::silu_gate ? 2 * out.dim(1) : out.dim(1);
   check.shape("x", x, {out.dim(0), width});
   if (out.numel() == 0) return;
-  run("activation", 4.0 * double(out.numel()), touched({out, x}), [&] { do_activation(out, x, kind); });
+  run("activation", 4.0 * double(out.numel()), touched({out, x}),
+      [&] { do_activation(out, x, kind); });
 }
 
 void Backend::clamp(MutView x, float low, float high) {
@@ -291,7 +293,8 @@ void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids)
   check.that(is_weight(table.dtype), "table is ", name_of(table.dtype));
   check.shape("out", out, {int64_t(ids.size()), table.dim(1)});
   for (int64_t id : ids) {
-    check.that(id >= 0 && id < table.dim(0), "id ", id, " outside the table of ", table.dim(0), " rows");
+    check.that(id >= 0 && id < table.dim(0), "id ", id, " outside the table of ", table.dim(0),
+               " rows");
   }
   if (out.numel() == 0) return;
   if (table.device == device()) {
@@ -299,10 +302,11 @@ void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids)
     return;
   }
   const Tensor rows = allocate_host_tensor(out.shape, table.dtype);
-  const int64_t width = table.dim(1) * size_of(table.dtype), step = table.stride(0) * size_of(table.dtype);
+  const int64_t width = table.dim(1) * size_of(table.dtype),
+                step = table.stride(0) * size_of(table.dtype);
   for (size_t i = 0; i < ids.size(); ++i) {
-    std::memcpy(rows.view.as<std::byte>() + int64_t(i) * width, static_cast<const std::byte*>(table.data) + ids[i] * step,
-                size_t(width));
+    std::memcpy(rows.view.as<std::byte>() + int64_t(i) * width,
+                static_cast<const std::byte*>(table.data) + ids[i] * step, size_t(width));
   }
   const Tensor brought = allocate_tensor(out.shape, table.dtype);
   upload(brought.view, rows.view);
@@ -361,7 +365,8 @@ void Backend::rms_norm(MutView out, View x, View weight, const Norm& norm) {
   check.that(is_weight(weight.dtype), "weight is ", name_of(weight.dtype));
   check.shape("weight", weight, {x.dim(-1)});
   if (out.numel() == 0) return;
-  run("rms_norm", 4.0 * double(x.numel()), touched({out, x}), [&] { do_rms_norm(out, x, weight, norm); });
+  run("rms_norm", 4.0 * double(x.numel()), touched({out, x}),
+      [&] { do_rms_norm(out, x, weight, norm); });
 }
 
 void Backend::qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm) {
@@ -397,8 +402,8 @@ void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan
   check.shape("out", out, q.shape);
   check.shape("v", v, k.shape);
   check.that(k.dim(2) == d, "head_dim is ", d, " in q but ", k.dim(2), " in k");
-  check.that(kv_heads > 0 && heads % kv_heads == 0, heads, " query heads do not divide into ", kv_heads,
-             " key/value heads");
+  check.that(kv_heads > 0 && heads % kv_heads == 0, heads, " query heads do not divide into ",
+             kv_heads, " key/value heads");
   check.that(std::isfinite(plan.scale), "scale ", plan.scale, " is not finite");
   check.that(!plan.causal || plan.mask == nullptr, "block-sparse attention is not causal");
   if (plan.lse) {
@@ -411,7 +416,8 @@ void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan
   if (plan.mask) {
     const BlockMask& mask = *plan.mask;
     check.that(plan.scale > 0, "block-sparse attention needs a positive scale, has ", plan.scale);
-    check.that(mask.block_q > 0 && mask.block_k > 0, "blocks are ", mask.block_q, " x ", mask.block_k);
+    check.that(mask.block_q > 0 && mask.block_k > 0, "blocks are ", mask.block_q, " x ",
+               mask.block_k);
     const int64_t rows = (q.dim(0) + mask.block_q - 1) / mask.block_q;
     check.on_device("indices", mask.indices);
     check.on_device("counts", mask.counts);
@@ -420,7 +426,8 @@ void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan
     check.that(lists == 1 || (lists > 0 && heads % lists == 0 && lists % kv_heads == 0), lists,
                " block lists for ", heads, " query heads and ", kv_heads,
                " key/value heads; expected one, or as many for each key/value head");
-    check.that(mask.indices.dim(1) == rows, mask.indices.dim(1), " list rows for ", rows, " query blocks");
+    check.that(mask.indices.dim(1) == rows, mask.indices.dim(1), " list rows for ", rows,
+               " query blocks");
     check.shape("counts", mask.counts, {lists, rows});
     check.that(mask.indices.dtype == DType::i32 && mask.counts.dtype == DType::i32 &&
                    mask.indices.contiguous() && mask.counts.contiguous(),
@@ -440,24 +447,27 @@ void Backend::select_blocks(MutView indices, MutView counts, View q, View k,
   check.rank("q", q, 3);
   check.rank("k", k, 3);
   const int64_t heads = q.dim(1);
-  check.that(k.dim(1) > 0 && heads % k.dim(1) == 0, heads, " query heads do not divide into ", k.dim(1),
-             " key/value heads");
+  check.that(k.dim(1) > 0 && heads % k.dim(1) == 0, heads, " query heads do not divide into ",
+             k.dim(1), " key/value heads");
   check.that(k.dim(2) == q.dim(2), "head_dim is ", q.dim(2), " in q but ", k.dim(2), " in k");
-  check.that(selection.block_q % selection.cells() == 0 && selection.block_k % selection.cells() == 0 &&
-                 selection.block_q > 0 && selection.block_k > 0,
+  check.that(selection.block_q % selection.cells() == 0 &&
+                 selection.block_k % selection.cells() == 0 && selection.block_q > 0 &&
+                 selection.block_k > 0,
              "blocks ", selection.block_q, " x ", selection.block_k, " are not multiples of 16");
   check.that(std::isfinite(selection.scale) && selection.scale > 0, "scale ", selection.scale,
              " is not positive and finite");
   const int64_t sharing = selection.heads_per_list;
   check.that(sharing > 0 && heads / k.dim(1) % sharing == 0, sharing,
-             " heads choose together, which must divide the ", heads / k.dim(1), " of a key/value head");
-  check.that(selection.mass >= 0 && selection.mass < 1, "mass ", selection.mass, " is not in [0, 1)");
+             " heads choose together, which must divide the ", heads / k.dim(1),
+             " of a key/value head");
+  check.that(selection.mass >= 0 && selection.mass < 1, "mass ", selection.mass,
+             " is not in [0, 1)");
   const BlockGrid grid = selection.grid(q.dim(0), k.dim(0));
   const int64_t lists = heads / sharing, rows = grid.rows, blocks = grid.blocks;
   check.on_device("indices", indices);
   check.rank("indices", indices, 3);
-  check.that(indices.dim(0) == lists && indices.dim(1) == rows && indices.dim(2) >= blocks, "indices is ",
-             indices.shape, ", expected [", lists, ", ", rows, ", >= ", blocks, "]");
+  check.that(indices.dim(0) == lists && indices.dim(1) == rows && indices.dim(2) >= blocks,
+             "indices is ", indices.shape, ", expected [", lists, ", ", rows, ", >= ", blocks, "]");
   check.shape("counts", counts, {lists, rows});
   check.that(indices.dtype == DType::i32 && counts.dtype == DType::i32, "block lists must be i32");
   check.on_device("counts", counts);
@@ -490,8 +500,8 @@ void Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
     const int64_t reach = conv.dilation[a] * (w.dim(2 + i) - 1) + 1;
     check.that(conv.stride[a] > 0 && padded >= reach, "axis ", i, ": ", padded,
                " padded positions for a kernel that reaches over ", reach);
-    check.that(out.dim(i) == (padded - reach) / conv.stride[a] + 1, "axis ", i, ": out has ", out.dim(i),
-               " positions, expected ", (padded - reach) / conv.stride[a] + 1);
+    check.that(out.dim(i) == (padded - reach) / conv.stride[a] + 1, "axis ", i, ": out has ",
+               out.dim(i), " positions, expected ", (padded - reach) / conv.stride[a] + 1);
   }
   if (bias) check.vector("bias", bias, w.dim(0));
   if (residual) {
@@ -499,11 +509,12 @@ void Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
     check.shape("residual", residual, out.shape);
   }
   if (out.numel() == 0) return;
-  run("conv3d", 2.0 * double(out.numel()) * double(w.numel() / w.dim(0)), touched({out, x, w, residual}),
-      [&] { do_conv3d(out, x, w, bias, conv, residual); });
+  run("conv3d", 2.0 * double(out.numel()) * double(w.numel() / w.dim(0)),
+      touched({out, x, w, residual}), [&] { do_conv3d(out, x, w, bias, conv, residual); });
 }
 
-void Backend::conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding) {
+void Backend::conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
+                               int64_t padding) {
   const Checker check{"conv_transpose1d", device()};
   check.tensor("x", x);
   check.tensor("out", out);

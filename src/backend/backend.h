@@ -7,7 +7,8 @@
 // the operation says otherwise. "Rows" of a tensor are its last dimension. Outputs come first and
 // never overlap inputs unless the operation says so.
 //
-// One backend serves one thread of control; calls run in order. Buffers it made must not outlive it.
+// One backend serves one thread of control; calls run in order. Buffers it made must not outlive
+// it.
 #pragma once
 
 #include <array>
@@ -86,9 +87,12 @@ class Backend {
   virtual ~Backend() = default;
   virtual DeviceKind device() const = 0;
   virtual std::string description() const = 0;  // "cpu: 2 threads, avx2"
-  virtual std::string driver() const { return ""; }  // "580.65.06, CUDA 13.0"; empty without a device
+  virtual std::string driver() const {
+    return "";
+  }  // "580.65.06, CUDA 13.0"; empty without a device
 
-  // --- memory -------------------------------------------------------------------------------
+  // --- memory
+
   virtual Buffer allocate(size_t bytes) = 0;
   Tensor allocate_tensor(Shape shape, DType dtype);
   // Host and device copies of equal shape and dtype, both contiguous. On the CPU a memcpy.
@@ -97,31 +101,34 @@ class Backend {
   virtual void synchronize() {}
   virtual MemoryState memory() const { return {}; }
 
-  // --- uploads beside the calls (weights that take turns on the device) -------------------------
+  // --- uploads beside the calls (weights that take turns on the device)
+
   // Host memory that the device reads by itself; plain memory where that is no difference. From any
   // thread. Throws Error{out_of_memory} when there is no more of it to pin.
   virtual Buffer allocate_pinned(size_t bytes) { return allocate_host(bytes); }
   // A lane holds one upload at a time.
   int make_lane() { return next_lane_++; }
-  // As upload(), while later calls run: begins when the calls made so far are done, so that they may
-  // still read `out`, and is seen by calls made after await_upload() of the lane. Until those are
-  // done, `host` stays as it is.
+  // As upload(), while later calls run: begins when the calls made so far are done, so that they
+  // may still read `out`, and is seen by calls made after await_upload() of the lane. Until those
+  // are done, `host` stays as it is.
   void upload_beside(int lane, MutView device_out, View host);
   virtual void await_upload(int lane) { (void)lane; }
 
-  // --- elementwise and layout -----------------------------------------------------------------
+  // --- elementwise and layout
+
   // out[i] = x[i] with any strides, broadcast (stride 0) in x, and any of f32/bf16/f16 to f32/bf16.
   void copy(MutView out, View x);
   void fill(MutView out, float value);
-  // out = sum of factor * x, accumulated in f32 in the given order. 1 to 8 terms of out's shape, any
-  // strides; a term may be `out` itself (same strides).
+  // out = sum of factor * x, accumulated in f32 in the given order. 1 to 8 terms of out's shape,
+  // any strides; a term may be `out` itself (same strides).
   void lincomb(MutView out, std::span<const Term> terms);
   void lincomb(MutView out, std::initializer_list<Term> terms) {
     lincomb(out, std::span<const Term>(terms.begin(), terms.size()));
   }
   // x[r, :] = x[r, :] + row, in place; x [M, N], row [N].
   void add_row(MutView x, View row);
-  // out [M, N] = activation(x); x [M, N], or [M, 2N] for silu_gate. out may be x except for silu_gate.
+  // out [M, N] = activation(x); x [M, N], or [M, 2N] for silu_gate. out may be x except for
+  // silu_gate.
   void activation(MutView out, View x, Activation kind);
   // x = x clamped to [low, high], in place; NaN stays NaN. Contiguous f32.
   void clamp(MutView x, float low, float high);
@@ -135,12 +142,14 @@ class Backend {
   // A device takes a host table too, of any alignment: the rows are gathered there and brought.
   void gather_rows(MutView out, View table, std::span<const int64_t> ids);
 
-  // --- projections and norms --------------------------------------------------------------------
-  // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or its
-  // transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16 with f32 x.
+  // --- projections and norms
+
+  // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or
+  // its transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16
+  // with f32 x.
   void linear(MutView out, View x, View w, const LinearOptions& options = {});
-  // out [M, N] = silu(x g^T) * (x u^T), rounded once; w [2N, K] holds the rows of g, then those of u.
-  // Contiguous rows; w as linear() takes it.
+  // out [M, N] = silu(x g^T) * (x u^T), rounded once; w [2N, K] holds the rows of g, then those of
+  // u. Contiguous rows; w as linear() takes it.
   void gated_linear(MutView out, View x, View w);
   // Rows of x normalised, times weight [C]. out may be x.
   void rms_norm(MutView out, View x, View weight, const Norm& norm);
@@ -150,23 +159,26 @@ class Backend {
   // out may be x; out may lie inside a larger K buffer (any row stride).
   void qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm);
 
-  // --- attention -----------------------------------------------------------------------------------
-  // out [Sq, H, D] = softmax(scale * q k^T) v; q [Sq, H, D], k, v [Skv, KV, D]; H divisible by KV;
-  // query head h reads KV head h / (H / KV). Any row strides, heads contiguous in a row. Skv = 0 or a
-  // row without keys gives zeros and lse = -inf. No Sq x Skv buffer exists.
-  void attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
-  // Fills indices i32 [lists, nq, capacity] and counts i32 [lists, nq] of a BlockMask by the rule of
-  // BlockSelection; lists = H / heads_per_list, capacity >= all key blocks. scores, if not empty,
-  // receives the ranks, f32 [lists, nq, nk]: natural-log scores, or sums of shares.
-  void select_blocks(MutView indices, MutView counts, View q, View k, const BlockSelection& selection,
-                     MutView scores = {});
+  // --- attention
 
-  // --- convolution ---------------------------------------------------------------------------------
+  // out [Sq, H, D] = softmax(scale * q k^T) v; q [Sq, H, D], k, v [Skv, KV, D]; H divisible by KV;
+  // query head h reads KV head h / (H / KV). Any row strides, heads contiguous in a row. Skv = 0 or
+  // a row without keys gives zeros and lse = -inf. No Sq x Skv buffer exists.
+  void attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
+  // Fills indices i32 [lists, nq, capacity] and counts i32 [lists, nq] of a BlockMask by the rule
+  // of BlockSelection; lists = H / heads_per_list, capacity >= all key blocks. scores, if not
+  // empty, receives the ranks, f32 [lists, nq, nk]: natural-log scores, or sums of shares.
+  void select_blocks(MutView indices, MutView counts, View q, View k,
+                     const BlockSelection& selection, MutView scores = {});
+
+  // --- convolution
+
   // out [D', H', W', Cout] from x [D, H, W, Cin] and w [Cout, Cin, kd, kh, kw] (checkpoint order),
   // plus bias [Cout] and residual (shape of out; may be out itself), both optional. Channels are
   // contiguous; x may have larger strides elsewhere. w is immutable for the life of the backend:
-  // reordered copies are cached by its address. In bf16 a kernel of three taps in depth may be applied
-  // to sums of two frames and of its taps, each rounded to bf16 (Winograd's F(2, 3) along depth).
+  // reordered copies are cached by its address. In bf16 a kernel of three taps in depth may be
+  // applied to sums of two frames and of its taps, each rounded to bf16 (Winograd's F(2, 3) along
+  // depth).
   void conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual = {});
   // 1-D transposed convolution, channels last: out [s T, Cout], x [T, Cin], w [Cin, Cout, k],
   // out[n] = bias + sum over t s + i - padding = n of w[:, :, i] x[t].
@@ -174,10 +186,11 @@ class Backend {
   // out = x + sin^2(exp(alpha) x) / (exp(beta) + 1e-9), per channel; x [T, C], alpha, beta f32 [C].
   void snake(MutView out, View x, View alpha, View beta);
 
-  // --- execution ------------------------------------------------------------------------------------
-  // Runs fn; a backend with graphs records it at the second call with a key and from then on launches the
-  // recording, which counts in stats() as fn did. Whatever fn reads and writes must stay at the same
-  // addresses for one key. False when a recording took the place of fn.
+  // --- execution
+
+  // Runs fn; a backend with graphs records it at the second call with a key and from then on
+  // launches the recording, which counts in stats() as fn did. Whatever fn reads and writes must
+  // stay at the same addresses for one key. False when a recording took the place of fn.
   bool replay(const std::string& key, const std::function<void()>& fn);
   // Ends all recordings: what they touch may move or go.
   void forget_replays();
@@ -188,7 +201,8 @@ class Backend {
   // Name of the implementation the last attention() call ran ("native", "cudnn", ...).
   const std::string& last_attention() const { return last_attention_; }
 
-  // --- instrumentation -----------------------------------------------------------------------------
+  // --- instrumentation
+
   const OpTable& stats() const { return stats_; }
   void reset_stats() { stats_.clear(); }
   void set_profiling(bool on) { profiling_ = on; }  // times each call; synchronises the device

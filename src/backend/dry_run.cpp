@@ -11,7 +11,8 @@ Buffer DryRunBackend::allocate(size_t bytes) {
   next_ += (bytes + 4095) / 4096 * 4096;
   return Buffer(
       address, bytes, device_,
-      [](void* self, void*, size_t size) { static_cast<DryRunBackend*>(self)->allocated_ -= size; }, this);
+      [](void* self, void*, size_t size) { static_cast<DryRunBackend*>(self)->allocated_ -= size; },
+      this);
 }
 
 }  // namespace orrery

@@ -24,12 +24,14 @@ template <typename... Parts>
 // Refuses with ErrorKind::invalid_argument unless `condition` holds.
 template <typename... Parts>
 void require(bool condition, const Parts&... parts) {
-  if (!condition) [[unlikely]] fail(ErrorKind::invalid_argument, parts...);
+  if (!condition) [[unlikely]]
+    fail(ErrorKind::invalid_argument, parts...);
 }
 
 template <typename... Parts>
 void require(bool condition, ErrorKind kind, const Parts&... parts) {
-  if (!condition) [[unlikely]] fail(kind, parts...);
+  if (!condition) [[unlikely]]
+    fail(kind, parts...);
 }
 
 }  // namespace orrery

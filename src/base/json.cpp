@@ -23,20 +23,13 @@ namespace {
 
 const char* kind_name(Json::Kind kind) {
   switch (kind) {
-    case Json::Kind::null:
-      return "null";
-    case Json::Kind::boolean:
-      return "a boolean";
-    case Json::Kind::integer:
-      return "an integer";
-    case Json::Kind::number:
-      return "a number";
-    case Json::Kind::string:
-      return "a string";
-    case Json::Kind::array:
-      return "an array";
-    case Json::Kind::object:
-      return "an object";
+    case Json::Kind::null: return "null";
+    case Json::Kind::boolean: return "a boolean";
+    case Json::Kind::integer: return "an integer";
+    case Json::Kind::number: return "a number";
+    case Json::Kind::string: return "a string";
+    case Json::Kind::array: return "an array";
+    case Json::Kind::object: return "an object";
   }
   return "?";
 }
@@ -134,21 +127,11 @@ void write_list(std::string& out, const char* brackets, size_t count, int indent
 
 void write_value(std::string& out, const Json& value, int indent, int depth) {
   switch (value.kind()) {
-    case Json::Kind::null:
-      out += "null";
-      return;
-    case Json::Kind::boolean:
-      out += value.as_bool() ? "true" : "false";
-      return;
-    case Json::Kind::integer:
-      out += std::to_string(value.as_int());
-      return;
-    case Json::Kind::number:
-      write_number(out, value.as_double());
-      return;
-    case Json::Kind::string:
-      write_string(out, value.as_string());
-      return;
+    case Json::Kind::null: out += "null"; return;
+    case Json::Kind::boolean: out += value.as_bool() ? "true" : "false"; return;
+    case Json::Kind::integer: out += std::to_string(value.as_int()); return;
+    case Json::Kind::number: write_number(out, value.as_double()); return;
+    case Json::Kind::string: write_string(out, value.as_string()); return;
     case Json::Kind::array: {
       const auto& items = value.items();
       write_list(out, "[]", items.size(), indent, depth,

@@ -174,18 +174,14 @@ Json random_json(std::mt19937_64& rng, int depth) {
     return text;
   };
   switch (below(depth > 0 ? 7 : 5)) {
-    case 0:
-      return {};
-    case 1:
-      return below(2) == 0;
-    case 2:
-      return static_cast<int64_t>(rng());
+    case 0: return {};
+    case 1: return below(2) == 0;
+    case 2: return static_cast<int64_t>(rng());
     case 3: {
       const double value = std::bit_cast<double>(rng());
       return std::isfinite(value) ? value : 0.5;
     }
-    case 4:
-      return random_string();
+    case 4: return random_string();
     case 5: {
       Json list = Json::array();
       for (int64_t i = below(5); i > 0; --i) list.push(random_json(rng, depth - 1));
@@ -203,20 +199,13 @@ Json random_json(std::mt19937_64& rng, int depth) {
 void expect_equal(const Json& a, const Json& b) {
   ASSERT_EQ(static_cast<int>(a.kind()), static_cast<int>(b.kind()));
   switch (a.kind()) {
-    case Json::Kind::null:
-      return;
-    case Json::Kind::boolean:
-      EXPECT_EQ(a.as_bool(), b.as_bool());
-      return;
-    case Json::Kind::integer:
-      EXPECT_EQ(a.as_int(), b.as_int());
-      return;
+    case Json::Kind::null: return;
+    case Json::Kind::boolean: EXPECT_EQ(a.as_bool(), b.as_bool()); return;
+    case Json::Kind::integer: EXPECT_EQ(a.as_int(), b.as_int()); return;
     case Json::Kind::number:
       EXPECT_EQ(std::bit_cast<uint64_t>(a.as_double()), std::bit_cast<uint64_t>(b.as_double()));
       return;
-    case Json::Kind::string:
-      EXPECT_EQ(a.as_string(), b.as_string());
-      return;
+    case Json::Kind::string: EXPECT_EQ(a.as_string(), b.as_string()); return;
     case Json::Kind::array:
       ASSERT_EQ(a.items().size(), b.items().size());
       for (size_t i = 0; i < a.items().size(); ++i) expect_equal(a.at(i), b.at(i));

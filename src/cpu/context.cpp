@@ -20,12 +20,9 @@ void Scratch::need_each(int threads, int64_t floats) {
 
 Stored stored(DType dtype) {
   switch (dtype) {
-    case DType::bf16:
-      return Stored::bf16;
-    case DType::f16:
-      return Stored::f16;
-    default:
-      return Stored::f32;
+    case DType::bf16: return Stored::bf16;
+    case DType::f16: return Stored::f16;
+    default: return Stored::f32;
   }
 }
 

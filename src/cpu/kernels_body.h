@@ -212,12 +212,9 @@ void epilogue_of(float* out, const float* x, const float* bias, const float* res
 void epilogue(float* out, const float* x, const float* bias, const float* residual, Act act,
               int64_t n) {
   switch (act) {
-    case Act::none:
-      return epilogue_of<Act::none>(out, x, bias, residual, n);
-    case Act::silu:
-      return epilogue_of<Act::silu>(out, x, bias, residual, n);
-    case Act::relu2:
-      return epilogue_of<Act::relu2>(out, x, bias, residual, n);
+    case Act::none: return epilogue_of<Act::none>(out, x, bias, residual, n);
+    case Act::silu: return epilogue_of<Act::silu>(out, x, bias, residual, n);
+    case Act::relu2: return epilogue_of<Act::relu2>(out, x, bias, residual, n);
   }
 }
 

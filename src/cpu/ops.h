@@ -45,12 +45,9 @@ void select_blocks(Context& context, MutView indices, MutView counts, View q, Vi
 
 inline Act act(Activation kind) {
   switch (kind) {
-    case Activation::silu:
-      return Act::silu;
-    case Activation::relu2:
-      return Act::relu2;
-    default:
-      return Act::none;
+    case Activation::silu: return Act::silu;
+    case Activation::relu2: return Act::relu2;
+    default: return Act::none;
   }
 }
 

@@ -111,8 +111,7 @@ struct Convolution::Problem {
       case Fold::columns:
         return layout_of(1, 0, t.dim(3),
                          {{t.dim(0), t.stride(0)}, {t.dim(1) * t.dim(2), merged_stride(t, 1, 2)}});
-      case Fold::none:
-        break;
+      case Fold::none: break;
     }
     return layout_of(1, 0, t.dim(3),
                      {{t.dim(0), t.stride(0)}, {t.dim(1), t.stride(1)}, {t.dim(2), t.stride(2)}});
@@ -121,12 +120,9 @@ struct Convolution::Problem {
   Layout filter_layout() const {
     const int64_t cout = w.dim(0), cin = w.dim(4), kd = w.dim(1), kh = w.dim(2), kw = w.dim(3);
     switch (fold()) {
-      case Fold::planes:
-        return layout_of(cout, kh * kw * cin, cin, {{kh, kw * cin}, {kw, cin}});
-      case Fold::columns:
-        return layout_of(cout, kd * cin, cin, {{kd, cin}, {1, cin}});
-      case Fold::none:
-        break;
+      case Fold::planes: return layout_of(cout, kh * kw * cin, cin, {{kh, kw * cin}, {kw, cin}});
+      case Fold::columns: return layout_of(cout, kd * cin, cin, {{kd, cin}, {1, cin}});
+      case Fold::none: break;
     }
     return layout_of(cout, kd * kh * kw * cin, cin,
                      {{kd, kh * kw * cin}, {kh, kw * cin}, {kw, cin}});
@@ -134,12 +130,9 @@ struct Convolution::Problem {
 
   std::vector<int64_t> axes(const std::array<int64_t, 3>& values, int64_t neutral) const {
     switch (fold()) {
-      case Fold::planes:
-        return {values[1], values[2]};
-      case Fold::columns:
-        return {values[0], neutral};
-      case Fold::none:
-        break;
+      case Fold::planes: return {values[1], values[2]};
+      case Fold::columns: return {values[0], neutral};
+      case Fold::none: break;
     }
     return {values[0], values[1], values[2]};
   }

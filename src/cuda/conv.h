@@ -27,7 +27,8 @@ class Convolution {
   // Forgets reordered weights made from memory in this range, which is about to be freed.
   void forget(const void* data, size_t bytes);
 
-  // What ran the last call: "gemm", "pairs of frames", "cudnn (engine 3)", "direct (why not cudnn)".
+  // What ran the last call: "gemm", "pairs of frames", "cudnn (engine 3)", "direct (why not
+  // cudnn)".
   const std::string& last() const { return last_; }
 
  private:

@@ -72,7 +72,8 @@ class CudaBackend final : public Backend {
   void do_replay(const std::string& key, const std::function<void()>& fn) override;
   void do_forget_replays() override {
     for (auto& [key, graph] : graphs_) {
-      if (graph.executable) cudaGraphExecDestroy(graph.executable);  // one that runs is freed when it is done
+      if (graph.executable)
+        cudaGraphExecDestroy(graph.executable);  // one that runs is freed when it is done
     }
     graphs_.clear();
     context_.has_graphs = false;

@@ -40,7 +40,8 @@ std::unique_ptr<Backend> make_backend(const EngineOptions& options) {
   cpu_options.num_threads = options.num_threads;
   if (device == "cpu") return cpu::make_cpu_backend(cpu_options);
   if (const std::optional<int> index = cuda_index(device)) return cuda::make_cuda_backend({*index});
-  fail(ErrorKind::invalid_argument, "device \"", options.device, "\" is not known; it is cpu, cuda, cuda:N or auto");
+  fail(ErrorKind::invalid_argument, "device \"", options.device,
+       "\" is not known; it is cpu, cuda, cuda:N or auto");
 }
 
 int cpu_threads(const EngineOptions& options) {
@@ -52,8 +53,8 @@ std::string device_after(const std::string& device, int index) {
   return first ? concat("cuda:", *first + index) : device;
 }
 
-std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Communicator> host, const Backend& backend,
-                                                int64_t part_rows) {
+std::unique_ptr<Communicator> make_communicator(std::unique_ptr<Communicator> host,
+                                                const Backend& backend, int64_t part_rows) {
   if (backend.device() == DeviceKind::cpu) return host;
   const cuda::Place place = cuda::place_of(backend);
   NcclDevice device;
@@ -73,7 +74,8 @@ std::unique_ptr<Timeline> make_timeline(const Backend& backend) {
 DType activation_type(const EngineOptions& options, const Backend& backend) {
   if (options.dtype == "fp32") return DType::f32;
   if (options.dtype == "bf16") return DType::bf16;
-  require(options.dtype == "auto", "dtype \"", options.dtype, "\" is not known; it is fp32, bf16 or auto");
+  require(options.dtype == "auto", "dtype \"", options.dtype,
+          "\" is not known; it is fp32, bf16 or auto");
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 

@@ -29,7 +29,8 @@ Settings make_settings(const BenchOptions& options, const VaeConfig& vae) {
   s.mode = options.num_frames == 1 ? Mode::text_to_image : Mode::text_to_video;
   s.height = s.canvas_height = options.height;
   s.width = s.canvas_width = options.width;
-  require(options.height > 0 && options.width > 0 && options.num_frames > 0 && options.num_inference_steps > 0,
+  require(options.height > 0 && options.width > 0 && options.num_frames > 0 &&
+              options.num_inference_steps > 0,
           "bench: height, width, num_frames and num_inference_steps must be positive");
   require(s.height % vae.scale_factor_spatial == 0 && s.width % vae.scale_factor_spatial == 0,
           "bench: height and width must be multiples of ", vae.scale_factor_spatial);
@@ -53,7 +54,8 @@ struct MeshCase {
   // "tp 2 x cp 2", "cp 2, parts of 4096 rows".
   std::string name() const {
     std::string text;
-    for (const auto& [axis, degree] : {std::pair{"tp", mesh.tp}, {"cp", mesh.cp}, {"cfg", mesh.cfg}}) {
+    for (const auto& [axis, degree] :
+         {std::pair{"tp", mesh.tp}, {"cp", mesh.cp}, {"cfg", mesh.cfg}}) {
       if (degree > 1) text += concat(text.empty() ? "" : " x ", axis, " ", degree);
     }
     return part_rows > 0 ? concat(text, ", parts of ", part_rows, " rows") : text;
@@ -78,11 +80,16 @@ MeshCase parse_mesh(const std::string& text) {
     const std::string axis = text.substr(begin, at - begin);
     const int degree = number();
     known = degree > 0;
-    if (axis == "tp") result.mesh.tp = degree;
-    else if (axis == "cp") result.mesh.cp = degree;
-    else if (axis == "cfg") result.mesh.cfg = degree;
-    else if (axis == "@") result.part_rows = degree;
-    else known = false;
+    if (axis == "tp")
+      result.mesh.tp = degree;
+    else if (axis == "cp")
+      result.mesh.cp = degree;
+    else if (axis == "cfg")
+      result.mesh.cfg = degree;
+    else if (axis == "@")
+      result.part_rows = degree;
+    else
+      known = false;
   }
   require(known && result.mesh.world() > 1, "bench: mesh \"", text,
           "\" is not known; it names axes and degrees, as in cp2, tp2cp2 or cp2@4096");
@@ -108,7 +115,8 @@ struct Measurement {
   double peer_value = 0;
 };
 
-Json json_line(const BenchOptions& options, const Backend& backend, const std::string& size, const Measurement& m) {
+Json json_line(const BenchOptions& options, const Backend& backend, const std::string& size,
+               const Measurement& m) {
   const bool has_peer = !m.peer.empty();
   Json line = Json::object();
   line.set("bench", options.what)
@@ -141,7 +149,8 @@ class Bench {
         offload_(offload_of(engine.offload, backend_->device())),
         replays_(engine.graphs && offload_ != Offload::layer) {
     require(offload_ != Offload::model,
-            "bench: --offload model moves weights between stages only, which random weights do not show; use none or "
+            "bench: --offload model moves weights between stages only, which random weights do not "
+            "show; use none or "
             "layer");
     if (options.num_layers > 0) config_.num_hidden_layers = options.num_layers;
     settings_ = make_settings(options, vae_config_);
@@ -149,8 +158,9 @@ class Bench {
 
   // Collective.
   void join(World& world, const MeshCase& mesh, int rank) {
-    mesh.mesh.check({config_.num_attention_heads, config_.num_key_value_heads, {config_.intermediate_size}},
-                    world.size());
+    mesh.mesh.check(
+        {config_.num_attention_heads, config_.num_key_value_heads, {config_.intermediate_size}},
+        world.size());
     groups_ = connect(world, mesh.mesh, rank, *backend_, mesh.part_rows);
     mesh_name_ = mesh.name();
   }
@@ -159,13 +169,19 @@ class Bench {
   void leave() const { abort(groups_); }
 
   void run() {
-    if (options_.what == "layer") layer();
-    else if (options_.what == "vae") vae();
-    else if (options_.what == "step") step();
-    else if (options_.what == "e2e") end_to_end();
-    else if (options_.what == "attention") attention();
-    else fail(ErrorKind::invalid_argument, "bench \"", options_.what,
-              "\" is not known; it is layer, step, vae, e2e, attention, load or link");
+    if (options_.what == "layer")
+      layer();
+    else if (options_.what == "vae")
+      vae();
+    else if (options_.what == "step")
+      step();
+    else if (options_.what == "e2e")
+      end_to_end();
+    else if (options_.what == "attention")
+      attention();
+    else
+      fail(ErrorKind::invalid_argument, "bench \"", options_.what,
+           "\" is not known; it is layer, step, vae, e2e, attention, load or link");
   }
 
   // One device, for the meshes to be held against.
@@ -178,20 +194,25 @@ class Bench {
     Alone one;
     if (options_.what == "vae") {
       one.seconds = decode_of(&one.frames);
-      report("VAE decode, one device", one.seconds, "s", decode_flops_ / gemm_ceiling(*backend_, dtype_));
+      report("VAE decode, one device", one.seconds, "s",
+             decode_flops_ / gemm_ceiling(*backend_, dtype_));
       report_memory();
       return one;
     }
     one.seconds = step_of(config_, offload_, &one.latents);
-    report("one step, one device" + in_turns(), one.seconds, "s", step_flops_ / gemm_ceiling(*backend_, dtype_));
+    report("one step, one device" + in_turns(), one.seconds, "s",
+           step_flops_ / gemm_ceiling(*backend_, dtype_));
     report_memory();
     return one;
   }
   // The same on this mesh, and how far what it made is from what one device made.
   void beside(const Alone& one) {
-    if (options_.what == "link") link();
-    else if (options_.what == "vae") decode_beside(one);
-    else step_beside(one);
+    if (options_.what == "link")
+      link();
+    else if (options_.what == "vae")
+      decode_beside(one);
+    else
+      step_beside(one);
   }
 
  private:
@@ -200,9 +221,11 @@ class Bench {
     const double value = decode_of(&frames);
     const double rate = gemm_ceiling(*backend_, dtype_);
     if (!groups_.leads()) return;
-    report({"VAE decode, " + mesh_name_, value, "s", decode_flops_ / rate, "one device in the same run", one.seconds});
+    report({"VAE decode, " + mesh_name_, value, "s", decode_flops_ / rate,
+            "one device in the same run", one.seconds});
     report_memory();
-    report("frames against one device, " + mesh_name_, std::min(psnr(frames, one.frames), 99.0), "dB");
+    report("frames against one device, " + mesh_name_, std::min(psnr(frames, one.frames), 99.0),
+           "dB");
   }
 
   void step_beside(const Alone& one) {
@@ -210,11 +233,11 @@ class Bench {
     const double value = step_of(config_, offload_, &latents);
     const double rate = gemm_ceiling(*backend_, dtype_);
     if (!groups_.leads()) return;
-    report({"one step, " + mesh_name_ + in_turns(), value, "s", step_flops_ / rate, "one device in the same run",
-            one.seconds});
+    report({"one step, " + mesh_name_ + in_turns(), value, "s", step_flops_ / rate,
+            "one device in the same run", one.seconds});
     report_memory();
-    report("latents against one device after the steps, " + mesh_name_, relative_error(latents, one.latents),
-           "relative");
+    report("latents against one device after the steps, " + mesh_name_,
+           relative_error(latents, one.latents), "relative");
   }
 
   // What the links between this rank's groups carry, at the sizes of this request.
@@ -227,13 +250,17 @@ class Bench {
                                config_.num_key_value_heads / groups_.mesh.tp, cp->size());
       const auto trade_of = [&](int64_t count) {
         const Shape shape{ranks, rows, count, d};
-        return std::pair{backend_->allocate_tensor(shape, dtype_), backend_->allocate_tensor(shape, dtype_)};
+        return std::pair{backend_->allocate_tensor(shape, dtype_),
+                         backend_->allocate_tensor(shape, dtype_)};
       };
-      const auto q = trade_of(heads.q_count()), k = trade_of(heads.kv_count()), v = trade_of(heads.kv_count());
-      const std::vector<Trade> inputs{{q.first.view, q.second.view}, {k.first.view, k.second.view},
+      const auto q = trade_of(heads.q_count()), k = trade_of(heads.kv_count()),
+                 v = trade_of(heads.kv_count());
+      const std::vector<Trade> inputs{{q.first.view, q.second.view},
+                                      {k.first.view, k.second.view},
                                       {v.first.view, v.second.view}};
       const std::vector<Trade> output{{q.first.view, q.second.view}};
-      for (const auto& [name, trades] : {std::pair{"exchange of q, k, v", inputs}, {"exchange of the output", output}}) {
+      for (const auto& [name, trades] :
+           {std::pair{"exchange of q, k, v", inputs}, {"exchange of the output", output}}) {
         int64_t bytes = 0;
         for (const Trade& trade : trades) bytes += trade.x.bytes() / ranks * (ranks - 1);
         carry(name, ranks, bytes, [&, t = trades] { cp->exchange(t); });
@@ -244,17 +271,21 @@ class Bench {
       const Tensor x = backend_->allocate_tensor({rows, hidden}, dtype_);
       backend_->fill(x.view, 0);
       // What a ring sends from each rank.
-      carry("sum over ranks", ranks, 2 * x.view.bytes() / ranks * (ranks - 1), [&] { tp->all_reduce(x.view); });
+      carry("sum over ranks", ranks, 2 * x.view.bytes() / ranks * (ranks - 1),
+            [&] { tp->all_reduce(x.view); });
     }
     if (Communicator* cfg = groups_.cfg.get()) {
-      const Tensor x = backend_->allocate_tensor(
-          {vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width}, DType::f32);
-      carry("broadcast of a velocity", cfg->size(), x.view.bytes(), [&] { cfg->broadcast(x.view, 0); });
+      const Tensor x = backend_->allocate_tensor({vae_config_.z_dim, settings_.latent_frames,
+                                                  settings_.latent_height, settings_.latent_width},
+                                                 DType::f32);
+      carry("broadcast of a velocity", cfg->size(), x.view.bytes(),
+            [&] { cfg->broadcast(x.view, 0); });
     }
   }
 
   // One line in GB/s that leave a rank, `bytes` at a time.
-  void carry(const std::string& name, int64_t ranks, int64_t bytes, const std::function<void()>& collective) {
+  void carry(const std::string& name, int64_t ranks, int64_t bytes,
+             const std::function<void()>& collective) {
     constexpr int kTimes = 20;
     collective();
     const double all = seconds([&] {
@@ -268,7 +299,8 @@ class Bench {
     DryRunBackend dry(backend_->device(), backend_->fuses_weights());
     Transformer model(dry, config_, dtype_);
     Sequence sequence;
-    sequence.grid = model.token_grid(settings_.latent_frames, settings_.latent_height, settings_.latent_width);
+    sequence.grid =
+        model.token_grid(settings_.latent_frames, settings_.latent_height, settings_.latent_width);
     return sequence;
   }
 
@@ -308,7 +340,8 @@ class Bench {
     constexpr int kDistinct = 4;
     auto layers = LayerStream::random(
         *backend_, static_cast<int>(model.config().num_hidden_layers),
-        [&model, tower](int i, WeightVisitor& v) { model.visit_layer(tower, i, v); }, dtype_, 4, kDistinct, shard());
+        [&model, tower](int i, WeightVisitor& v) { model.visit_layer(tower, i, v); }, dtype_, 4,
+        kDistinct, shard());
     model.set_stream(tower, layers.get());
     return layers;
   }
@@ -318,7 +351,9 @@ class Bench {
     std::optional<WeightStore> ends;
     std::unique_ptr<LayerStream> layers;
     making_ += seconds([&] {
-      ends = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::und, v); }, dtype_, 1, shard());
+      ends = random_weights(
+          *backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::und, v); }, dtype_, 1,
+          shard());
       layers = turning_layers(model, Tower::und);
     });
     body();
@@ -334,40 +369,51 @@ class Bench {
     const AttentionInventory inventory = inventory_of(config);
     out.strategy = strategy_from(inventory, options_.attention, nullptr);
     out.transformer = std::make_unique<Transformer>(*backend_, config, dtype_);
-    out.vae = std::make_unique<Vae>(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
+    out.vae =
+        std::make_unique<Vae>(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
     Transformer& model = *out.transformer;
-    // As the engine has it: on a device the text tower is never there as a whole, and after the prompts not at all.
+    // As the engine has it: on a device the text tower is never there as a whole, and after the
+    // prompts not at all.
     std::function<void(const std::function<void()>&)> with_text;
     if (backend_->device() == DeviceKind::cpu) {
-      out.und = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
+      out.und = random_weights(
+          *backend_, [&](WeightVisitor& v) { model.visit_und(v); }, dtype_, 1, shard());
     } else {
-      with_text = [this, &model](const std::function<void()>& body) { with_random_text(model, body); };
+      with_text = [this, &model](const std::function<void()>& body) {
+        with_random_text(model, body);
+      };
     }
     if (offload == Offload::layer) {
-      out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::gen, v); }, dtype_, 2, shard());
+      out.gen = random_weights(
+          *backend_, [&](WeightVisitor& v) { model.visit_ends(Tower::gen, v); }, dtype_, 2,
+          shard());
       out.gen_layers = turning_layers(model, Tower::gen);
     } else {
-      out.gen = random_weights(*backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2, shard());
+      out.gen = random_weights(
+          *backend_, [&](WeightVisitor& v) { model.visit_gen(v); }, dtype_, 2, shard());
     }
     if (with_vae) {
-      out.vae_weights = random_weights(*backend_, [&](WeightVisitor& v) { out.vae->visit(v); }, dtype_, 3);
+      out.vae_weights = random_weights(
+          *backend_, [&](WeightVisitor& v) { out.vae->visit(v); }, dtype_, 3);
     }
     const auto peak = arena_bytes(config, *out.strategy, with_vae);
     out.arena.emplace(backend_->allocate(peak));
-    out.run.emplace(Networks{*out.transformer, *out.vae, nullptr, with_text}, *out.arena, settings_, *out.strategy, prompts(),
-                    VaeTiling{}, &groups_);
+    out.run.emplace(Networks{*out.transformer, *out.vae, nullptr, with_text}, *out.arena, settings_,
+                    *out.strategy, prompts(), VaeTiling{}, &groups_);
     out.run->set_replay(replays_ && groups_.mesh.world() == 1);
     return out;
   }
 
-  size_t arena_bytes(const TransformerConfig& config, const AttentionStrategy& strategy, bool with_vae) {
+  size_t arena_bytes(const TransformerConfig& config, const AttentionStrategy& strategy,
+                     bool with_vae) {
     DryRunBackend dry(backend_->device(), backend_->fuses_weights());
     Transformer model(dry, config, dtype_);
     Vae autoencoder(dry, vae_config_, vae_options(dry.device(), dtype_));
     const MeshGroups absent = make_absent_groups(groups_.mesh, groups_.rank);
     place_weights(dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, dtype_,
                   {absent.place().tp, absent.mesh.tp, absent.tp.get()});
-    place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_);
+    place_weights(
+        dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_);
     Arena arena = Arena::measuring(dry.device());
     Run run({model, autoencoder, nullptr}, arena, settings_, strategy, prompts(), {}, &absent);
     run.prefill(Run::text_on(dry.device()));
@@ -382,9 +428,10 @@ class Bench {
   }
 
   std::string size() const {
-    return concat(options_.config, " ", config_.num_hidden_layers, " layers, ", settings_.width, "x", settings_.height,
-                  ", ", settings_.frames, " frames, ", settings_.guided() ? 2 : 1, " x ", options_.text_tokens,
-                  " text tokens, ", name_of(dtype_));
+    return concat(options_.config, " ", config_.num_hidden_layers, " layers, ", settings_.width,
+                  "x", settings_.height, ", ", settings_.frames, " frames, ",
+                  settings_.guided() ? 2 : 1, " x ", options_.text_tokens, " text tokens, ",
+                  name_of(dtype_));
   }
 
   void report(const Measurement& measurement) { report(size(), measurement); }
@@ -462,17 +509,19 @@ class Bench {
     report_operations("one generation layer", operations[1], operations[0], 3);
   }
 
-  // fn(decode) with random weights and latents in place; `decode` hands frames to a sink on the leader and is
-  // collective on a mesh.
+  // fn(decode) with random weights and latents in place; `decode` hands frames to a sink on the
+  // leader and is collective on a mesh.
   template <typename Fn>
   void with_decoder(const Fn& fn) {
     Vae autoencoder(*backend_, vae_config_, vae_options(backend_->device(), dtype_));
-    const WeightStore weights =
-        random_weights(*backend_, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_, 3);
+    const WeightStore weights = random_weights(
+        *backend_, [&](WeightVisitor& v) { autoencoder.visit(v); }, dtype_, 3);
     DryRunBackend dry(backend_->device(), backend_->fuses_weights());
     Vae model(dry, vae_config_, vae_options(dry.device(), dtype_));
-    place_weights(dry, [&](WeightVisitor& v) { model.visit(v); }, dtype_);
-    const Shape shape{vae_config_.z_dim, settings_.latent_frames, settings_.latent_height, settings_.latent_width};
+    place_weights(
+        dry, [&](WeightVisitor& v) { model.visit(v); }, dtype_);
+    const Shape shape{vae_config_.z_dim, settings_.latent_frames, settings_.latent_height,
+                      settings_.latent_width};
     Arena measuring = Arena::measuring(dry.device());
     const MeshGroups absent = make_absent_groups(groups_.mesh, groups_.rank);
     model.decode(measuring, dry.allocate_tensor(shape, DType::f32).view, {}, {}, absent.everyone());
@@ -481,7 +530,8 @@ class Bench {
     Arena arena(backend_->allocate(measuring.peak()));
     const Tensor latents = normals(shape, 1);
     fn([&](const Vae::FrameSink& sink) {
-      autoencoder.decode(arena, latents.view, {}, groups_.leads() ? sink : Vae::FrameSink(), groups_.everyone());
+      autoencoder.decode(arena, latents.view, {}, groups_.leads() ? sink : Vae::FrameSink(),
+                         groups_.everyone());
     });
   }
 
@@ -492,7 +542,8 @@ class Bench {
       decode([&](View, View bytes) {
         const size_t begin = frames->rgb.size();
         frames->rgb.resize(begin + static_cast<size_t>(bytes.numel()));
-        backend_->download(make_mut_view(frames->rgb.data() + begin, bytes.shape, DType::u8), bytes);
+        backend_->download(make_mut_view(frames->rgb.data() + begin, bytes.shape, DType::u8),
+                           bytes);
         frames->count += bytes.dim(0);
         frames->height = bytes.dim(1);
         frames->width = bytes.dim(2);
@@ -512,8 +563,8 @@ class Bench {
     });
   }
 
-  // A line with the operations of one layer in the middle of an evaluation, on both streams: from the end of one
-  // attention call to the end of the next.
+  // A line with the operations of one layer in the middle of an evaluation, on both streams: from
+  // the end of one attention call to the end of the next.
   void trace(Run& run, int step) {
     const auto observe = [&](WorkObserver* observer) {
       backend_->set_observer(observer);
@@ -542,16 +593,15 @@ class Bench {
     }
     if (!groups_.leads()) return;
     const Measurement whole{"timeline of one layer, " + mesh_name_, until - from, "ms", 0, "", 0};
-    line_(json_line(options_, *backend_, size(), whole)
-              .set("spans", std::move(kept))
-              .dump());
+    line_(json_line(options_, *backend_, size(), whole).set("spans", std::move(kept)).dump());
   }
 
   void end_to_end() {
     Setup setup = make(config_, true, offload_);
     NormalGenerator noise(RngKind::cuda, 1);
     Run& run = *setup.run;
-    // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt on.
+    // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt
+    // on.
     const Run::Text text = Run::text_on(backend_->device());
     run.prefill(text);
     run.start(&noise, false, {});
@@ -574,24 +624,28 @@ class Bench {
     report_memory();  // of the run: measuring the ceiling takes memory, too
     const double rate = gemm_ceiling(*backend_, dtype_);
     const int others = settings_.schedule.num_steps() - 1;
-    report(text == Run::Text::with_first_step ? "prompts and first denoising step" : "first denoising step", first, "s",
-           step_flops_ / rate);
-    if (others > 0) report(concat(others, " more denoising steps"), steps, "s", step_flops_ * others / rate);
+    report(text == Run::Text::with_first_step ? "prompts and first denoising step"
+                                              : "first denoising step",
+           first, "s", step_flops_ / rate);
+    if (others > 0)
+      report(concat(others, " more denoising steps"), steps, "s", step_flops_ * others / rate);
     report("VAE decode in the run", decode, "s");
     report("prompt to frames", total, "s");
   }
 
   std::string in_turns() const { return offload_ == Offload::layer ? ", layers in turns" : ""; }
 
-  // Seconds of one step with all layers, in turns or in place: the median. `latents`: where the steps led.
-  double step_of(const TransformerConfig& config, Offload offload, std::vector<float>* latents = nullptr) {
+  // Seconds of one step with all layers, in turns or in place: the median. `latents`: where the
+  // steps led.
+  double step_of(const TransformerConfig& config, Offload offload,
+                 std::vector<float>* latents = nullptr) {
     Setup setup = make(config, false, offload);
     NormalGenerator noise(RngKind::cuda, 1);
     Run& run = *setup.run;
     run.prefill();
     run.start(&noise, false, {});
-    // The first two steps of a recording are slower; a strategy may change its layout later. The step after is
-    // the timeline's.
+    // The first two steps of a recording are slower; a strategy may change its layout later. The
+    // step after is the timeline's.
     const bool traced = options_.timeline && groups_.mesh.world() > 1;
     const int steps = std::min(settings_.schedule.num_steps() - (traced ? 1 : 0), 6);
     require(steps > 3, "bench step: needs at least ", traced ? 5 : 4, " steps");
@@ -620,22 +674,26 @@ class Bench {
 
   // Every implementation of one call, dense and block-sparse.
   void attention() {
-    const auto or_else = [](int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; };
+    const auto or_else = [](int64_t given, int64_t otherwise) {
+      return given > 0 ? given : otherwise;
+    };
     const int64_t sq = or_else(options_.query_tokens, sequence_of_request().size());
     const int64_t skv = or_else(options_.key_tokens, sq + options_.text_tokens);
     const int64_t heads = or_else(options_.heads, config_.num_attention_heads);
     const int64_t kv_heads = or_else(options_.kv_heads, config_.num_key_value_heads);
     const int64_t d = or_else(options_.head_dim, config_.head_dim);
-    require(options_.sparsity > 0 && options_.sparsity < 1, "bench attention: sparsity ", options_.sparsity,
-            " is not between 0 and 1");
-    const std::string shape = concat(sq, " x ", skv, " tokens, ", heads, "/", kv_heads, " heads of ", d, ", ", name_of(dtype_));
+    require(options_.sparsity > 0 && options_.sparsity < 1, "bench attention: sparsity ",
+            options_.sparsity, " is not between 0 and 1");
+    const std::string shape = concat(sq, " x ", skv, " tokens, ", heads, "/", kv_heads,
+                                     " heads of ", d, ", ", name_of(dtype_));
     const auto random = [&](Shape of, int64_t seed) {
       const Tensor exact = normals(of, seed);
       Tensor out = backend_->allocate_tensor(of, dtype_);
       backend_->copy(out.view, exact.view);
       return out;
     };
-    const Tensor q = random({sq, heads, d}, 1), k = random({skv, kv_heads, d}, 2), v = random({skv, kv_heads, d}, 3);
+    const Tensor q = random({sq, heads, d}, 1), k = random({skv, kv_heads, d}, 2),
+                 v = random({skv, kv_heads, d}, 3);
     const Tensor out = backend_->allocate_tensor(q.view.shape, dtype_);
     AttentionPlan plan;
     plan.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
@@ -648,13 +706,16 @@ class Bench {
     const Shape lists{heads, grid.rows, grid.blocks};
     const Tensor indices = backend_->allocate_tensor(lists, DType::i32);
     const Tensor counts = backend_->allocate_tensor({lists[0], lists[1]}, DType::i32);
-    const auto select = [&] { backend_->select_blocks(indices.view, counts.view, q.view, k.view, rule); };
+    const auto select = [&] {
+      backend_->select_blocks(indices.view, counts.view, q.view, k.view, rule);
+    };
     select();
     const BlockMask mask{rule.block_q, rule.block_k, indices.view, counts.view};
     const double kept = static_cast<double>(grid.head_end + rule.budget(grid.candidates())) /
                         static_cast<double>(grid.blocks);
 
-    const double flops = 4.0 * static_cast<double>(sq) * static_cast<double>(skv) * static_cast<double>(heads * d);
+    const double flops =
+        4.0 * static_cast<double>(sq) * static_cast<double>(skv) * static_cast<double>(heads * d);
     const double rate = gemm_ceiling(*backend_, dtype_);
     const auto each = [&](const char* kind, const BlockMask* with, double floor) {
       plan.mask = with;
@@ -667,7 +728,8 @@ class Bench {
         try {
           times[name] = best_seconds(call);
         } catch (const Error& error) {
-          if (error.kind() != ErrorKind::unsupported && error.kind() != ErrorKind::invalid_argument) throw;
+          if (error.kind() != ErrorKind::unsupported && error.kind() != ErrorKind::invalid_argument)
+            throw;
           continue;  // it does not do this
         }
         Measurement m{concat(kind, ", ", name), times[name] * 1e3, "ms", floor * 1e3, "", 0};
@@ -721,7 +783,8 @@ class Bench {
 
 // From the files of a checkpoint to the device, both towers.
 void bench_load(const BenchOptions& options, const EngineOptions& engine, const Lines& line) {
-  require(!options.model.empty(), "bench load: name a model folder with --model (orrery make-checkpoint makes one)");
+  require(!options.model.empty(),
+          "bench load: name a model folder with --model (orrery make-checkpoint makes one)");
   const Checkpoint checkpoint = read_checkpoint(options.model);
   const std::unique_ptr<Backend> backend = make_backend(engine);
   const DType dtype = activation_type(engine, *backend);
@@ -733,9 +796,10 @@ void bench_load(const BenchOptions& options, const EngineOptions& engine, const 
   if (backend->device() != DeviceKind::cpu) use.transformer.dtype = use.vae.dtype = dtype;
   use.transformer.ignored = Transformer::is_unused;
   ModelWeights weights(*backend, transformer, vae, options.model, use);
-  const std::string size = concat(options.model.filename().string(), ", ", checkpoint.transformer.num_hidden_layers,
-                                  " layers, ", weights.sizes().all() / 1000000, " MB, offload ", engine.offload, ", ",
-                                  name_of(dtype));
+  const std::string size =
+      concat(options.model.filename().string(), ", ", checkpoint.transformer.num_hidden_layers,
+             " layers, ", weights.sizes().all() / 1000000, " MB, offload ", engine.offload, ", ",
+             name_of(dtype));
   const auto report = [&](const char* name, double value, const char* unit) {
     line(json_line(options, *backend, size, {name, value, unit, 0, "", 0}).dump());
   };
@@ -752,7 +816,8 @@ void bench_load(const BenchOptions& options, const EngineOptions& engine, const 
   backend->synchronize();
   const double seconds = seconds_since(start);
   report("the text tower's layers in turn, from the mapped files", seconds, "s");
-  report("upload of the text tower", static_cast<double>(weights.sizes().text - weights.sizes().text_ends) / seconds * 1e-9,
+  report("upload of the text tower",
+         static_cast<double>(weights.sizes().text - weights.sizes().text_ends) / seconds * 1e-9,
          "GB/s");
 }
 
@@ -763,10 +828,11 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
   if (options.what == "link") {
     require(!meshes.empty(), "bench link: needs ranks; give --meshes, or a degree above 1");
   } else if (meshes.empty()) {
-    return options.what == "load" ? bench_load(options, engine, line) : Bench(options, engine, line).run();
+    return options.what == "load" ? bench_load(options, engine, line)
+                                  : Bench(options, engine, line).run();
   }
-  require(options.what == "step" || options.what == "link" || options.what == "vae", "bench ", options.what,
-          " runs on one device; step, vae and link take meshes");
+  require(options.what == "step" || options.what == "link" || options.what == "vae", "bench ",
+          options.what, " runs on one device; step, vae and link take meshes");
   std::optional<Bench::Alone> one;  // of rank 0
   for (const MeshCase& mesh : meshes) {
     EngineOptions of_mesh = engine;
@@ -785,9 +851,7 @@ void run_bench(const BenchOptions& options, const EngineOptions& engine, const L
       ranks[place(rank)] = std::move(bench);
     });
     world->run(
-        [&](int rank) {
-          ranks[place(rank)]->beside(rank == 0 && one ? *one : Bench::Alone{});
-        },
+        [&](int rank) { ranks[place(rank)]->beside(rank == 0 && one ? *one : Bench::Alone{}); },
         [&] {
           for (const auto& bench : ranks) bench->leave();
         });

@@ -25,8 +25,8 @@ std::string summary(const Settings& s) {
   std::string line = concat(name_of(s.mode), ", ", s.width, "x", s.height, ", ", s.frames,
                             s.frames == 1 ? " frame" : " frames at ");
   if (s.frames > 1) line += concat(s.fps, " fps");
-  return line + concat(", ", s.schedule.num_steps(), " steps, guidance ", s.guidance_scale, ", seed ", s.seed,
-                       ", sampler: ", s.scheduler_note);
+  return line + concat(", ", s.schedule.num_steps(), " steps, guidance ", s.guidance_scale,
+                       ", seed ", s.seed, ", sampler: ", s.scheduler_note);
 }
 
 }  // namespace
@@ -46,7 +46,8 @@ struct Engine::State {
   std::unique_ptr<ModelWeights> weights;
   double open_seconds = 0;
 
-  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank, int64_t host_memory);
+  State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank,
+        int64_t host_memory);
   void load(int64_t host_memory);
   void use(AttentionStrategy chosen);
   bool warms_up() const;
@@ -57,8 +58,8 @@ struct Engine::State {
   }
 };
 
-Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world, int rank,
-                     int64_t host_memory)
+Engine::State::State(const std::filesystem::path& model, const EngineOptions& given, World& world,
+                     int rank, int64_t host_memory)
     : path(model),
       options(given),
       checkpoint(read_checkpoint(model)),
@@ -67,8 +68,8 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
       dtype(activation_type(given, *backend)),
       strategy(strategy_of(checkpoint, given.attention)),
       groups(connect(world, mesh_of(given), rank, *backend)) {
-  require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto", "warm-up \"",
-          options.warm_up, "\" is not known; it is on, off or auto");
+  require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto",
+          "warm-up \"", options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
   load(host_memory);
 }
@@ -77,11 +78,12 @@ void Engine::State::use(AttentionStrategy chosen) {
   // The built-in strategy needs no trial: what it runs is what every other is held against.
   if (chosen.source() != "default") {
     const TransformerConfig& config = checkpoint.transformer;
-    require_presets(try_presets(chosen, *backend, config.num_attention_heads, config.num_key_value_heads,
-                                config.head_dim, dtype));
+    require_presets(try_presets(chosen, *backend, config.num_attention_heads,
+                                config.num_key_value_heads, config.head_dim, dtype));
   }
   std::string layouts;
-  for (int i = 0; i < chosen.num_layouts(); ++i) layouts += (i > 0 ? ", " : "") + chosen.layout_name(i);
+  for (int i = 0; i < chosen.num_layouts(); ++i)
+    layouts += (i > 0 ? ", " : "") + chosen.layout_name(i);
   notice(concat("attention strategy from: ", chosen.source(), "; layouts: ", layouts));
   strategy = std::move(chosen);
 }
@@ -112,7 +114,8 @@ void Engine::State::load(int64_t host_memory) {
   weights = std::make_unique<ModelWeights>(*backend, *transformer, *vae, path, std::move(use));
   if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
   if (options.offload != "none" && offload() == Offload::none) {
-    notice("offload " + options.offload + " has nothing to do on the CPU, which reads weights in the mapped files");
+    notice("offload " + options.offload +
+           " has nothing to do on the CPU, which reads weights in the mapped files");
   }
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
     sound = std::make_unique<SoundDecoder>(*backend, *checkpoint.sound,
@@ -121,7 +124,13 @@ void Engine::State::load(int64_t host_memory) {
 }
 
 Placement Engine::State::placement(const Request& request) const {
-  return {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, groups.mesh, groups.rank, offload()};
+  return {backend->device(),
+          backend->fuses_weights(),
+          dtype,
+          {request.vae_tiling},
+          groups.mesh,
+          groups.rank,
+          offload()};
 }
 
 struct Engine::Ranks {
@@ -131,9 +140,10 @@ struct Engine::Ranks {
   State& first() { return *states.front(); }
   // The request on one rank; empty where another one leads.
   // `available`: bytes that the rank may allocate.
-  static Result generate(State& state, const Request& request, int64_t available, const ProgressCallback& progress,
-                         std::stop_token stop);
-  // body(rank, its place in `states`) on every rank of this process. When one fails, no other waits for it.
+  static Result generate(State& state, const Request& request, int64_t available,
+                         const ProgressCallback& progress, std::stop_token stop);
+  // body(rank, its place in `states`) on every rank of this process. When one fails, no other waits
+  // for it.
   void run(const std::function<void(int rank, size_t place)>& body) {
     const int begin = world->local().front();
     world->run([&](int rank) { body(rank, static_cast<size_t>(rank - begin)); },
@@ -170,14 +180,13 @@ Engine Engine::open(const std::filesystem::path& model, const EngineOptions& opt
   // Asked before the first rank takes its share.
   const int64_t host_memory = available_host_memory() / std::ssize(opened);
   world.run([&](int rank) {
-    opened[static_cast<size_t>(rank - begin)] =
-        std::make_unique<State>(model, options_of_rank(options, world, rank), world, rank, host_memory);
+    opened[static_cast<size_t>(rank - begin)] = std::make_unique<State>(
+        model, options_of_rank(options, world, rank), world, rank, host_memory);
   });
   ranks->states = std::move(opened);
   for (const auto& state : ranks->states) state->open_seconds = seconds_since(start);
   return Engine(std::move(ranks));
 }
-
 
 void Engine::use_attention(const std::string& attention) {
   for (const auto& state : ranks_->states) state->use(strategy_of(state->checkpoint, attention));
@@ -191,7 +200,8 @@ std::string Engine::device_description() const {
 double Engine::open_seconds() const { return ranks_->first().open_seconds; }
 
 std::string Engine::describe(const Request& request) const {
-  return concat(summary(resolve(request, ranks_->first().checkpoint)), ", ", name_of(ranks_->first().dtype));
+  return concat(summary(resolve(request, ranks_->first().checkpoint)), ", ",
+                name_of(ranks_->first().dtype));
 }
 
 namespace {
@@ -199,7 +209,8 @@ namespace {
 // Times stages, reports progress, and stops between units of work.
 class Stages {
  public:
-  Stages(Backend& backend, RunRecord& record, const ProgressCallback& progress, std::stop_token stop)
+  Stages(Backend& backend, RunRecord& record, const ProgressCallback& progress,
+         std::stop_token stop)
       : backend_(backend), record_(record), progress_(progress), stop_(std::move(stop)) {}
 
   template <typename Body>
@@ -226,7 +237,8 @@ class Stages {
   }
   void report(int64_t done) const {
     if (progress_) progress_({name_, done, total_, seconds_since(start_)});
-    if (stop_.stop_requested()) fail(ErrorKind::cancelled, "stopped during ", name_, " (", done, " of ", total_, ")");
+    if (stop_.stop_requested())
+      fail(ErrorKind::cancelled, "stopped during ", name_, " (", done, " of ", total_, ")");
   }
 
  private:
@@ -240,7 +252,8 @@ class Stages {
 };
 
 // Every layout once; what ran here is not part of the dispatch report.
-void exercise_layouts(WarmUp& warm_up, Run& run, const std::function<void(const std::string&)>& log) {
+void exercise_layouts(WarmUp& warm_up, Run& run,
+                      const std::function<void(const std::string&)>& log) {
   run.set_recording(false);
   try {
     for (const WarmUpTarget& target : warm_up.pending()) {
@@ -254,8 +267,8 @@ void exercise_layouts(WarmUp& warm_up, Run& run, const std::function<void(const 
 }
 
 // Controls and what is fixed of chunk `index`: frames of the given video, or those carried over.
-void encode_chunk(Run& run, const Request& request, const Settings& settings, const VaeConfig& vae, int64_t index,
-                  const std::vector<float>& carried, int threads) {
+void encode_chunk(Run& run, const Request& request, const Settings& settings, const VaeConfig& vae,
+                  int64_t index, const std::vector<float>& carried, int threads) {
   const TransferSettings& transfer = *settings.transfer;
   for (size_t i = 0; i < transfer.order.size(); ++i) {
     run.encode_control(i, control_pixels(request, settings, i, index, threads));
@@ -266,8 +279,8 @@ void encode_chunk(Run& run, const Request& request, const Settings& settings, co
   run.encode(index == 0 ? conditioning_pixels(request, settings) : carried);
 }
 
-// Takes the decoded frames of one chunk: to 8 bits into the result, without those that repeat the chunk
-// before and those past the end; the last ones as they are for the next chunk.
+// Takes the decoded frames of one chunk: to 8 bits into the result, without those that repeat the
+// chunk before and those past the end; the last ones as they are for the next chunk.
 class ChunkFrames {
  public:
   ChunkFrames(Backend& backend, const Settings& settings, int64_t index, Frames& out)
@@ -320,7 +333,8 @@ class ChunkFrames {
 
 }  // namespace
 
-Result Engine::generate(const Request& request, const ProgressCallback& progress, std::stop_token stop) {
+Result Engine::generate(const Request& request, const ProgressCallback& progress,
+                        std::stop_token stop) {
   const ProgressCallback silent;
   std::vector<Result> results(ranks_->states.size());
   // Asked for all ranks before the first of them takes its share.
@@ -330,8 +344,8 @@ Result Engine::generate(const Request& request, const ProgressCallback& progress
   }
   ranks_->run([&](int rank, size_t place) {
     renew(ranks_->states[place]->groups);
-    results[place] =
-        Ranks::generate(*ranks_->states[place], request, available[place], rank == 0 ? progress : silent, stop);
+    results[place] = Ranks::generate(*ranks_->states[place], request, available[place],
+                                     rank == 0 ? progress : silent, stop);
   });
   return std::move(results.front());
 }
@@ -351,9 +365,12 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   const Guardrail guardrail(state.options.guardrail, state.options.guardrail_timeout);
   require(!guardrail.is_set() || state.options.safety_check,
           "a guardrail is given and the safety check is switched off; leave one of them out");
-  if (!guardrail.is_set() && state.options.safety_check && state.checkpoint.folder.enable_safety_checker) {
-    state.notice("no guardrail is set (--guardrail): the licence of this model asks for one; the check is recorded as " +
-                 std::string(kGuardrailSkipped));
+  if (!guardrail.is_set() && state.options.safety_check &&
+      state.checkpoint.folder.enable_safety_checker) {
+    state.notice(
+        "no guardrail is set (--guardrail): the licence of this model asks for one; the check is "
+        "recorded as " +
+        std::string(kGuardrailSkipped));
   }
 
   RunRecord record;
@@ -368,7 +385,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   const auto waiting = [&] { stages.report(0); };
   // Rank 0 speaks for all: it asks the guardrail, decodes what comes out and writes the report.
   const bool leads = state.groups.leads();
-  if (guardrail.is_set() && leads) stages.run("guardrail", 1, [&] { guardrail.check_prompt(request, waiting); });
+  if (guardrail.is_set() && leads)
+    stages.run("guardrail", 1, [&] { guardrail.check_prompt(request, waiting); });
 
   Result result;
   std::optional<Arena> arena;
@@ -384,11 +402,11 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
       placement.tiling.enabled = true;
       const int64_t whole = needed(plan);
       plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
-      state.notice(concat("the VAE works in tiles: whole frames would need ", whole / 1000000, " MB, ",
-                          available / 1000000, " are free"));
+      state.notice(concat("the VAE works in tiles: whole frames would need ", whole / 1000000,
+                          " MB, ", available / 1000000, " are free"));
     }
-    require(needed(plan) <= available, ErrorKind::out_of_memory, "this request needs ", needed(plan) / 1000000,
-            " MB beside the weights, but ", available / 1000000,
+    require(needed(plan) <= available, ErrorKind::out_of_memory, "this request needs ",
+            needed(plan) / 1000000, " MB beside the weights, but ", available / 1000000,
             " are free; ask for fewer frames or a smaller size",
             backend.device() == DeviceKind::cpu ? "" : ", or use --offload model or layer");
     record.arena_bytes = plan.activation_bytes;
@@ -400,10 +418,11 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
       const ModelWeights::Use text(weights, Part::text);
       body();
     };
-    run.emplace(Networks{*state.transformer, *state.vae, state.sound.get(), with_text}, *arena, settings, state.strategy,
-                std::move(ids), placement.tiling, &state.groups);
+    run.emplace(Networks{*state.transformer, *state.vae, state.sound.get(), with_text}, *arena,
+                settings, state.strategy, std::move(ids), placement.tiling, &state.groups);
     run->set_recording(true);
-    run->set_replay(state.options.graphs && state.offload() != Offload::layer && state.groups.mesh.world() == 1);
+    run->set_replay(state.options.graphs && state.offload() != Offload::layer &&
+                    state.groups.mesh.world() == 1);
     record.generation_tokens = run->attention().sequence().size();
     backend.set_profiling(state.options.profile);
     run->prefill(Run::text_on(backend.device()));
@@ -411,7 +430,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   const int steps = settings.schedule.num_steps();
   result.frames.height = settings.height;
   result.frames.width = settings.width;
-  result.frames.rgb.reserve(static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
+  result.frames.rgb.reserve(
+      static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
   const RngKind rng = request.rng == "cuda" ? RngKind::cuda : RngKind::cpu;
   noise.emplace(rng, settings.seed);
   WarmUp warm_up(state.strategy, {run->attention().generation_role()});
@@ -421,7 +441,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
     if (settings.transfer) {
       stages.run("encode", 1, [&] {
         const ModelWeights::Use vae(*state.weights, Part::vae);
-        encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried, cpu_threads(state.options));
+        encode_chunk(*run, request, settings, state.checkpoint.vae, chunk, carried,
+                     cpu_threads(state.options));
       });
     } else if (settings.conditioning.encoded_frames > 0) {
       stages.run("encode", 1, [&] {
@@ -433,37 +454,42 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
                request.latents ? request.latents->values : std::vector<float>{});
     std::optional<ModelWeights::Use> generation;
     const auto bring_generation = [&] { generation.emplace(*state.weights, Part::generation); };
-    if (state.weights->has(Part::generation)) bring_generation();
-    else stages.run("load", 1, bring_generation);
+    if (state.weights->has(Part::generation))
+      bring_generation();
+    else
+      stages.run("load", 1, bring_generation);
     if (chunk == 0 && state.warms_up()) {
       stages.run("warm-up", 1, [&] { exercise_layouts(warm_up, *run, state.options.log); });
     }
     stages.run("denoise", steps, [&] {
       for (int i = 0; i < steps; ++i) {
         const auto begin = Clock::now();
-        const WarmUpTarget target{state.strategy.layout_at(i, steps), run->attention().generation_role()};
+        const WarmUpTarget target{state.strategy.layout_at(i, steps),
+                                  run->attention().generation_role()};
         warm_up.exercise(target, [&] { run->step(i, &*noise); });
         record.step_seconds.push_back(seconds_since(begin));
-        if (record.first_step_seconds == 0) record.first_step_seconds = seconds_since_process_start();
+        if (record.first_step_seconds == 0)
+          record.first_step_seconds = seconds_since_process_start();
         stages.report(i + 1);
       }
     });
     generation.reset();
-    // The ranks decode together. The next chunk takes over decoded frames, on every rank; the last one's are
-    // rank 0's alone.
+    // The ranks decode together. The next chunk takes over decoded frames, on every rank; the last
+    // one's are rank 0's alone.
     const bool wants = leads || chunk + 1 < settings.chunks();
     if (!wants && !run->shares_decode()) return {};
     const int64_t fresh = settings.frames - result.frames.count;
-    stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh, [&] {
-      const ModelWeights::Use vae(*state.weights, Part::vae);
-      if (!wants) return run->decode({});
-      ChunkFrames made(backend, settings, chunk, result.frames);
-      run->decode([&](View bytes, View frames) {
-        made.take(bytes, frames);
-        stages.report(made.taken());
-      });
-      carried = made.carried();
-    });
+    stages.run("decode", settings.transfer ? std::min(fresh, settings.transfer->chunk) : fresh,
+               [&] {
+                 const ModelWeights::Use vae(*state.weights, Part::vae);
+                 if (!wants) return run->decode({});
+                 ChunkFrames made(backend, settings, chunk, result.frames);
+                 run->decode([&](View bytes, View frames) {
+                   made.take(bytes, frames);
+                   stages.report(made.taken());
+                 });
+                 carried = made.carried();
+               });
     if (!wants) return {};
   }
   if (settings.sound_frames > 0) {
@@ -483,7 +509,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
                      settings.latent_width},
                     run->latents()};
   if (std::vector<float> action = run->action(); !action.empty()) {
-    result.action = FloatTensor{{settings.action->chunk, settings.action->raw_width}, std::move(action)};
+    result.action =
+        FloatTensor{{settings.action->chunk, settings.action->raw_width}, std::move(action)};
   }
   record.dispatch = run->dispatch();
   record.load = state.weights->load_time();
@@ -496,17 +523,19 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   return result;
 }
 
-Outline check_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options) {
+Outline check_request(const std::filesystem::path& model, const Request& request,
+                      const EngineOptions& options) {
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
   prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
   const int64_t sampling_rate = settings.sound_frames > 0 ? checkpoint.sound->sampling_rate : 0;
-  return {settings.frames, settings.height, settings.width, sampling_rate, summary(settings),
-          fingerprint(request, settings, options)};
+  return {settings.frames, settings.height,   settings.width,
+          sampling_rate,   summary(settings), fingerprint(request, settings, options)};
 }
 
-Plan plan_request(const std::filesystem::path& model, const Request& request, const EngineOptions& options) {
+Plan plan_request(const std::filesystem::path& model, const Request& request,
+                  const EngineOptions& options) {
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
@@ -515,12 +544,18 @@ Plan plan_request(const std::filesystem::path& model, const Request& request, co
   const DType dtype = activation_type(options, *backend);
   const AttentionStrategy strategy = strategy_of(checkpoint, options.attention);
   Plan plan = measure(checkpoint, settings, strategy, std::move(ids),
-                      {backend->device(), backend->fuses_weights(), dtype, {request.vae_tiling}, mesh_of(options), 0,
+                      {backend->device(),
+                       backend->fuses_weights(),
+                       dtype,
+                       {request.vae_tiling},
+                       mesh_of(options),
+                       0,
                        offload_of(options.offload, backend->device())});
   plan.summary = summary(settings);
   const double rate = gemm_ceiling(*backend, dtype);
-  plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9), " GFLOP/s, the rate of one large ",
-                        name_of(dtype), " matrix product measured here (", backend->description(), ")");
+  plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9),
+                        " GFLOP/s, the rate of one large ", name_of(dtype),
+                        " matrix product measured here (", backend->description(), ")");
   for (Plan::Stage& stage : plan.stages) stage.floor_seconds = stage.flops / rate;
   return plan;
 }
@@ -531,8 +566,9 @@ std::string inspect_attention(const std::filesystem::path& model, const std::str
   const AttentionStrategy strategy = strategy_of(checkpoint, attention);
   const std::unique_ptr<Backend> backend = make_backend(options);
   const TransformerConfig& config = checkpoint.transformer;
-  const auto trials = try_presets(strategy, *backend, config.num_attention_heads, config.num_key_value_heads,
-                                  config.head_dim, activation_type(options, *backend));
+  const auto trials =
+      try_presets(strategy, *backend, config.num_attention_heads, config.num_key_value_heads,
+                  config.head_dim, activation_type(options, *backend));
   return orrery::describe(strategy, trials);
 }
 

@@ -1,11 +1,13 @@
 // The safety hook: an outside command that approves what goes in and what comes out. Its failure is
 // never a pass.
 //
-// The command runs in /bin/sh with one more argument, the stage:
-//   prompt  standard input is one line of JSON:
-//   {"stage":"prompt","prompt":...,"negative_prompt":...} frames  standard input is one line of
-//   JSON: {"stage":"frames","count":N,"height":H,"width":W,
-//           "fps":F}, then N * H * W * 3 bytes of RGB
+// The command runs in /bin/sh with one more argument, the stage, and reads standard input:
+//
+//   prompt  One line of JSON with "stage", "prompt" and "negative_prompt".
+//
+//   frames  One line of JSON with "stage", "count", "height", "width" and "fps", then
+//           count * height * width * 3 bytes of RGB.
+//
 // Standard input is a file: it can be read twice. The command prints one JSON object with
 // "verdict", "approved" or "blocked", and perhaps "reason" on standard output, and exits with 0
 // either way. Standard error is the user's. Nothing but this object is ever read as a verdict.

@@ -35,8 +35,10 @@ Json component_json(const fs::path& folder) {
 std::string size_text(int64_t bytes) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1);
-  if (bytes >= 1000000000) out << static_cast<double>(bytes) * 1e-9 << " GB";
-  else out << static_cast<double>(bytes) * 1e-6 << " MB";
+  if (bytes >= 1000000000)
+    out << static_cast<double>(bytes) * 1e-9 << " GB";
+  else
+    out << static_cast<double>(bytes) * 1e-6 << " MB";
   return out.str();
 }
 
@@ -60,15 +62,16 @@ Json describe(const fs::path& model) {
   const Tokenizer tokenizer = Tokenizer::load(model / "text_tokenizer");
   components.set("text_tokenizer", Json::object().set("tokens", tokenizer.vocab_size()));
   const SchedulerConfig& s = checkpoint.scheduler;
-  components.set("scheduler",
-                 Json::object()
-                     .set("class", s.kind == SchedulerConfig::Kind::unipc ? "UniPCMultistepScheduler"
-                                                                          : "FlowMatchEulerDiscreteScheduler")
-                     .set("flow_shift", s.flow_shift)
-                     .set("use_karras_sigmas", s.use_karras_sigmas)
-                     .set("native_schedule", s.native_schedule));
+  components.set("scheduler", Json::object()
+                                  .set("class", s.kind == SchedulerConfig::Kind::unipc
+                                                    ? "UniPCMultistepScheduler"
+                                                    : "FlowMatchEulerDiscreteScheduler")
+                                  .set("flow_shift", s.flow_shift)
+                                  .set("use_karras_sigmas", s.use_karras_sigmas)
+                                  .set("native_schedule", s.native_schedule));
   Json modes = Json::array();
-  for (const char* mode : {"text to image", "text to video", "image to video", "video to video"}) modes.push(mode);
+  for (const char* mode : {"text to image", "text to video", "image to video", "video to video"})
+    modes.push(mode);
   if (t.sound_gen && checkpoint.sound) modes.push("sound with any of these");
   if (t.action_gen) {
     for (const char* mode : {"policy", "forward dynamics", "inverse dynamics"}) modes.push(mode);
@@ -79,7 +82,8 @@ Json describe(const fs::path& model) {
       .set("distilled", checkpoint.folder.is_distilled())
       .set("components", std::move(components))
       .set("modes", std::move(modes))
-      .set("attention_strategy", checkpoint.attention_strategy ? "in the checkpoint" : "none (dense)");
+      .set("attention_strategy",
+           checkpoint.attention_strategy ? "in the checkpoint" : "none (dense)");
 }
 
 }  // namespace
@@ -92,15 +96,16 @@ std::string inspect(const fs::path& model, bool json) {
   for (const auto& [name, part] : info.at("components").members()) {
     out << "  " << std::left << std::setw(16) << name;
     if (const Json* parameters = part.find("parameters")) {
-      out << parameters->as_int() << " parameters in " << part.at("tensors").as_int() << " tensors, "
-          << size_text(part.at("bytes").as_int());
+      out << parameters->as_int() << " parameters in " << part.at("tensors").as_int()
+          << " tensors, " << size_text(part.at("bytes").as_int());
       for (const auto& [type, count] : part.at("tensors_by_type").members()) {
         out << ", " << count.as_int() << " " << type;
       }
     }
     const char* separator = part.has("parameters") ? "; " : "";
     for (const auto& [key, value] : part.members()) {
-      if (key == "parameters" || key == "tensors" || key == "bytes" || key == "tensors_by_type") continue;
+      if (key == "parameters" || key == "tensors" || key == "bytes" || key == "tensors_by_type")
+        continue;
       out << separator << key << " " << (value.is_string() ? value.as_string() : value.dump());
       separator = ", ";
     }

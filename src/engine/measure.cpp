@@ -12,7 +12,8 @@
 
 namespace orrery {
 
-std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint,
+                                               const Tokenizer& tokenizer,
                                                const Settings& settings) {
   std::vector<std::vector<int64_t>> lists{prompt_ids(tokenizer, settings.conditional)};
   require_prompt_fits(lists.front(), "--prompt");
@@ -22,9 +23,9 @@ std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, con
   }
   for (const auto& ids : lists) {
     for (int64_t id : ids) {
-      require(id < checkpoint.transformer.vocab_size, ErrorKind::corrupt, checkpoint.folder.folder.string(),
-              ": the tokenizer makes id ", id, ", the transformer's vocabulary ends at ",
-              checkpoint.transformer.vocab_size);
+      require(id < checkpoint.transformer.vocab_size, ErrorKind::corrupt,
+              checkpoint.folder.folder.string(), ": the tokenizer makes id ", id,
+              ", the transformer's vocabulary ends at ", checkpoint.transformer.vocab_size);
     }
   }
   return lists;
@@ -41,11 +42,12 @@ namespace {
 
 // `denoise` counts every step as the first one. Runs the other layouts too: the arena must hold
 // them, and their steps are counted as they are.
-void count_layouts(Plan::Stage& denoise, DryRunBackend& dry, Run& run, const AttentionStrategy& strategy,
-                   int num_steps) {
+void count_layouts(Plan::Stage& denoise, DryRunBackend& dry, Run& run,
+                   const AttentionStrategy& strategy, int num_steps) {
   if (strategy.num_layouts() < 2) return;
   std::vector<int64_t> steps(static_cast<size_t>(strategy.num_layouts()));
-  for (int i = 0; i < num_steps; ++i) ++steps[static_cast<size_t>(strategy.layout_at(i, num_steps))];
+  for (int i = 0; i < num_steps; ++i)
+    ++steps[static_cast<size_t>(strategy.layout_at(i, num_steps))];
   const int first = strategy.layout_at(0, num_steps);
   for (int layout = 0; layout < strategy.num_layouts(); ++layout) {
     dry.reset_stats();
@@ -61,8 +63,9 @@ void count_layouts(Plan::Stage& denoise, DryRunBackend& dry, Run& run, const Att
 
 }  // namespace
 
-Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
-             std::vector<std::vector<int64_t>> ids, const Placement& placement) {
+Plan measure(const Checkpoint& checkpoint, const Settings& settings,
+             const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
+             const Placement& placement) {
   DryRunBackend dry(placement.device, placement.fuses_weights);
   Transformer model(dry, checkpoint.transformer, placement.dtype);
   Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
@@ -70,8 +73,10 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   // Checkpoints hold bf16, which the CPU reads as it is.
   const DType held = placement.device == DeviceKind::cpu ? DType::bf16 : placement.dtype;
   const Shard shard{groups.place().tp, groups.mesh.tp, nullptr};
-  place_weights(dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
-  place_weights(dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
+  place_weights(
+      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
+  place_weights(
+      dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
   const auto dtype_of = [&](const std::string&) { return held; };
   const PartSizes sizes = part_sizes(model, dtype_of, shard, autoencoder, dtype_of);
   const Footprint weights = footprint_of(sizes, placement.offload, placement.device);
@@ -84,9 +89,11 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings, const Atten
   std::unique_ptr<SoundDecoder> sound;
   if (settings.sound_frames > 0) {
     sound = std::make_unique<SoundDecoder>(
-        dry, *checkpoint.sound, Safetensors::open_folder(checkpoint.folder.sound_tokenizer->folder));
+        dry, *checkpoint.sound,
+        Safetensors::open_folder(checkpoint.folder.sound_tokenizer->folder));
   }
-  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids), placement.tiling, &groups);
+  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids),
+          placement.tiling, &groups);
   const auto stage = [&](const char* name, int64_t calls, const auto& body) {
     dry.reset_stats();
     body();

@@ -23,13 +23,15 @@ struct Placement {
 };
 
 // Conditional ids, then unconditional ones when guidance needs them.
-std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+std::vector<std::vector<int64_t>> prompt_lists(const Checkpoint& checkpoint,
+                                               const Tokenizer& tokenizer,
                                                const Settings& settings);
 
 VaeOptions vae_options(DeviceKind device, DType dtype);
 
-Plan measure(const Checkpoint& checkpoint, const Settings& settings, const AttentionStrategy& strategy,
-             std::vector<std::vector<int64_t>> ids, const Placement& placement);
+Plan measure(const Checkpoint& checkpoint, const Settings& settings,
+             const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
+             const Placement& placement);
 
 // Flops a second that this backend reaches on one large matrix product in `dtype`: the ceiling that
 // times are held against.

@@ -28,7 +28,8 @@ void load_prompt(const fs::path& file, Request& request) {
   const bool is_json = file.extension() == ".json";
   if (is_json) {
     const Json json = Json::parse(text, file.string());
-    require(json.is_object() || json.is_string(), file.string(), ": expected a JSON object or string");
+    require(json.is_object() || json.is_string(), file.string(),
+            ": expected a JSON object or string");
     if (json.is_string()) {
       request.prompt = json.as_string();
       return;
@@ -36,7 +37,8 @@ void load_prompt(const fs::path& file, Request& request) {
     if (const Json* prompt = json.find("prompt")) {
       request.prompt = prompt->is_string() ? prompt->as_string() : python_json(*prompt);
       if (const Json* negative = json.find("negative_prompt")) {
-        request.negative_prompt = negative->is_string() ? negative->as_string() : python_json(*negative);
+        request.negative_prompt =
+            negative->is_string() ? negative->as_string() : python_json(*negative);
       }
       return;
     }
@@ -51,16 +53,20 @@ Frames load_image(const fs::path& file) {
 
 Frames load_video(const fs::path& file, int64_t max_frames) {
   const Video video = read_video(file, max_frames);
-  Frames frames{static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
-  for (const auto& frame : video.frames) frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
+  Frames frames{
+      static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
+  for (const auto& frame : video.frames)
+    frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
   return frames;
 }
 
 Frames load_clip(const fs::path& file) {
   std::string extension = file.extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   const auto stills = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"};
-  return std::find(stills.begin(), stills.end(), extension) != stills.end() ? load_image(file) : load_video(file);
+  return std::find(stills.begin(), stills.end(), extension) != stills.end() ? load_image(file)
+                                                                            : load_video(file);
 }
 
 namespace {
@@ -104,15 +110,17 @@ FloatTensor load_actions(const fs::path& file) {
   const Json& given = json.is_object() ? json.at("actions") : json;
   // A batch of one, as saved from a tensor [1, rows, values].
   const bool is_batch = given.items().size() == 1 && given.items().front().is_array() &&
-                        !given.items().front().items().empty() && given.items().front().items().front().is_array();
+                        !given.items().front().items().empty() &&
+                        given.items().front().items().front().is_array();
   const auto& items = is_batch ? given.items().front().items() : given.items();
   FloatTensor out;
   require(!items.empty(), file.string(), ": no action rows");
   const size_t width = items.front().items().size();
   for (size_t r = 0; r < items.size(); ++r) {
-    require(items[r].items().size() == width, file.string(), ": row ", r, " has ", items[r].items().size(),
-            " values, row 0 has ", width);
-    for (const Json& value : items[r].items()) out.values.push_back(static_cast<float>(value.as_double()));
+    require(items[r].items().size() == width, file.string(), ": row ", r, " has ",
+            items[r].items().size(), " values, row 0 has ", width);
+    for (const Json& value : items[r].items())
+      out.values.push_back(static_cast<float>(value.as_double()));
   }
   out.shape = {static_cast<int64_t>(items.size()), static_cast<int64_t>(width)};
   return out;
@@ -124,17 +132,21 @@ bool is_still(const fs::path& file) { return is_image_extension(file); }
 
 void check_output(const fs::path& file, int64_t frames, int64_t sampling_rate) {
   require(!file.empty(), "output: the file name is empty");
-  require(!fs::is_directory(file), "output ", file.string(), " is a folder; give a file name such as ",
+  require(!fs::is_directory(file), "output ", file.string(),
+          " is a folder; give a file name such as ",
           (file / (frames == 1 ? "sample.png" : "sample.mp4")).string());
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  require(fs::is_directory(folder), ErrorKind::not_found, "output: the folder ", folder.string(), " does not exist");
-  require(access(folder.c_str(), W_OK) == 0, "output: the folder ", folder.string(), " is not writable");
+  require(fs::is_directory(folder), ErrorKind::not_found, "output: the folder ", folder.string(),
+          " does not exist");
+  require(access(folder.c_str(), W_OK) == 0, "output: the folder ", folder.string(),
+          " is not writable");
   if (is_image_extension(file)) {
     require(frames == 1, "output ", file.string(), " is a still image, but ", frames,
             " frames are made; name an .mp4 file or ask for --num-frames 1");
     return;
   }
-  require(is_video_extension(file), "output ", file.string(), ": the extension \"", file.extension().string(),
+  require(is_video_extension(file), "output ", file.string(), ": the extension \"",
+          file.extension().string(),
           "\" cannot be written; use .png or .jpg for one frame, .mp4 for video");
   require_video_output(file, static_cast<int>(sampling_rate));
 }
@@ -145,7 +157,8 @@ namespace {
 std::vector<std::vector<float>> sound_of(const Result& result) {
   std::vector<std::vector<float>> sound = result.sound;
   const double seconds = static_cast<double>(result.frames.count) / result.fps;
-  const auto samples = static_cast<size_t>(std::llround(seconds * static_cast<double>(result.sampling_rate)));
+  const auto samples =
+      static_cast<size_t>(std::llround(seconds * static_cast<double>(result.sampling_rate)));
   for (auto& channel : sound) channel.resize(samples, 0.0f);
   return sound;
 }

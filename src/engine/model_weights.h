@@ -44,7 +44,7 @@ PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype,
 struct Footprint {
   int64_t resident = 0;             // between requests
   int64_t denoise = 0, decode = 0;  // in each phase of one, `resident` included
-  int64_t pinned = 0;                           // host memory beside the mapping
+  int64_t pinned = 0;               // host memory beside the mapping
   int64_t most() const;
 };
 Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);

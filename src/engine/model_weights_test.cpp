@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "expect_error.h"
 #include "model/presets.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -65,8 +66,7 @@ TEST(ModelWeights, ModesTakeWhatTheySay) {
 // B80: while the files are loaded and while parts come and go, the device never holds more than the
 // mode says, the towers that take turns least of all.
 TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
-  const std::filesystem::path model =
-      std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
+  const std::filesystem::path model = source_dir() / "models/cosmos3-pico";
   size_t peaks[3];
   for (Offload offload : {Offload::none, Offload::model, Offload::layer}) {
     DryRunBackend dry(DeviceKind::cuda, true);

@@ -10,6 +10,7 @@
 #include "io/safetensors.h"
 #include "orrery/engine.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -80,10 +81,10 @@ TEST(RandomCheckpoint, FollowsTheSeed) {
 TEST(RandomCheckpoint, CopiesATokenizer) {
   const ScratchFolder scratch;
   CheckpointOptions options;
-  options.tokenizer = fs::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico/text_tokenizer";
+  options.tokenizer = source_dir() / "models/cosmos3-pico/text_tokenizer";
   write_random_checkpoint(scratch.path() / "model", tiny(), options, {}, {});
   EXPECT_EQ(tokenize(scratch.path() / "model", "video"),
-            tokenize(fs::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico", "video"));
+            tokenize(source_dir() / "models/cosmos3-pico", "video"));
 
   ModelPreset small = tiny();
   small.transformer.set("vocab_size", 300);

@@ -53,9 +53,11 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
   return mine;
 }
 
-MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows) {
+MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend,
+                   int64_t part_rows) {
   MeshGroups groups = make_groups(world, mesh, rank);
-  for (std::unique_ptr<Communicator>* group : {&groups.tp, &groups.cp, &groups.cfg, &groups.world}) {
+  for (std::unique_ptr<Communicator>* group :
+       {&groups.tp, &groups.cp, &groups.cfg, &groups.world}) {
     if (*group) *group = make_communicator(std::move(*group), backend, part_rows);
   }
   return groups;

@@ -28,7 +28,8 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
 
 // The groups of one rank, for memory of its backend's device. Called by every rank within
 // World::run(). `part_rows` as in Communicator; 0: the engine's choice.
-MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend, int64_t part_rows = 0);
+MeshGroups connect(World& world, const Mesh& mesh, int rank, const Backend& backend,
+                   int64_t part_rows = 0);
 
 // Ends what waits for this rank's peers, from any thread.
 void abort(const MeshGroups& groups);

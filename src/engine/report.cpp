@@ -113,7 +113,8 @@ Json metadata_json(const Request& request, const Settings& settings, const RunRe
   if (!record.lora.empty()) {
     Json adapters = Json::array();
     for (const LoraFile& lora : record.lora) {
-      adapters.push(Json::object().set("file", lora.file.filename().string()).set("scale", lora.scale));
+      adapters.push(
+          Json::object().set("file", lora.file.filename().string()).set("scale", lora.scale));
     }
     out.set("lora", std::move(adapters));
   }
@@ -126,7 +127,10 @@ Json operations_json(const OpTable& table) {
   Json out = Json::object();
   for (const auto& [name, op] : table) {
     Json entry = Json::object();
-    entry.set("calls", op.calls).set("flops", op.flops).set("bytes", op.bytes).set("seconds", op.seconds);
+    entry.set("calls", op.calls)
+        .set("flops", op.flops)
+        .set("bytes", op.bytes)
+        .set("seconds", op.seconds);
     if (op.seconds > 0) {
       entry.set("gflops_per_second", op.flops / op.seconds * 1e-9);
       entry.set("gbytes_per_second", op.bytes / op.seconds * 1e-9);
@@ -209,7 +213,8 @@ std::string to_text(const AttentionUse& use) {
     out << "every block kept";
   } else {
     out << use.kept_blocks << " of " << use.all_blocks << " blocks kept (" << std::setprecision(1)
-        << 100.0 * static_cast<double>(use.kept_blocks) / static_cast<double>(use.all_blocks) << "%)";
+        << 100.0 * static_cast<double>(use.kept_blocks) / static_cast<double>(use.all_blocks)
+        << "%)";
   }
   if (use.seconds > 0) out << std::setprecision(2) << ", " << use.seconds << " s";
   return out.str();
@@ -219,8 +224,11 @@ namespace {
 
 Json load_json(const ModelWeights::LoadTime& load) {
   Json out = Json::object();
-  out.set("check_seconds", load.check_seconds).set("seconds", load.seconds).set("bytes", load.bytes);
-  if (load.bytes > 0) out.set("gbytes_per_second", static_cast<double>(load.bytes) / load.seconds * 1e-9);
+  out.set("check_seconds", load.check_seconds)
+      .set("seconds", load.seconds)
+      .set("bytes", load.bytes);
+  if (load.bytes > 0)
+    out.set("gbytes_per_second", static_cast<double>(load.bytes) / load.seconds * 1e-9);
   return out;
 }
 

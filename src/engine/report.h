@@ -24,22 +24,22 @@ struct StageTime {
 struct RunRecord {
   std::vector<StageTime> stages;
   std::vector<double> step_seconds;
-  OpTable operations;              // empty unless profiling
+  OpTable operations;  // empty unless profiling
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
   int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
-  MemoryState device_memory;       // at the end; zeros without a device
+  MemoryState device_memory;  // at the end; zeros without a device
   std::string offload;
   ModelWeights::LoadTime load;
-  double first_step_seconds = 0;   // from the process's start to the end of the first denoising step
+  double first_step_seconds = 0;  // from the process's start to the end of the first denoising step
   double open_seconds = 0;
-  Mesh mesh;                       // of the ranks that shared the run; all else is of rank 0
+  Mesh mesh;  // of the ranks that shared the run; all else is of rank 0
   std::string device;
   std::string dtype;
   std::string attention_source;
   Json warm_up;
   std::vector<DispatchRecord> dispatch;
   std::vector<LoraFile> lora;
-  std::string guardrail;           // verdict, as guardrail.h words it
+  std::string guardrail;  // verdict, as guardrail.h words it
 };
 
 Json settings_json(const Request& request, const Settings& settings);

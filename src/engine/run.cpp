@@ -15,7 +15,8 @@ Sequence make_sequence(const Settings& s, const Transformer& transformer, const 
   Sequence sequence;
   sequence.grid = transformer.token_grid(s.latent_frames, s.latent_height, s.latent_width);
   if (s.transfer && with_controls) {
-    sequence.control_tokens = static_cast<int64_t>(s.transfer->hints.size()) * sequence.video_tokens();
+    sequence.control_tokens =
+        static_cast<int64_t>(s.transfer->hints.size()) * sequence.video_tokens();
   }
   sequence.sound_tokens = s.sound_frames;
   sequence.action_tokens = s.action ? s.action->chunk : 0;
@@ -25,8 +26,9 @@ Sequence make_sequence(const Settings& s, const Transformer& transformer, const 
 
 }  // namespace
 
-Run::Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
-         std::vector<std::vector<int64_t>> ids, VaeTiling tiling, const MeshGroups* groups)
+Run::Run(Networks networks, Arena& arena, const Settings& settings,
+         const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids, VaeTiling tiling,
+         const MeshGroups* groups)
     : networks_(networks),
       backend_(networks.transformer.backend()),
       arena_(arena),
@@ -34,19 +36,22 @@ Run::Run(Networks networks, Arena& arena, const Settings& settings, const Attent
       tiling_(tiling),
       groups_(groups),
       cfg_(groups != nullptr ? groups->cfg.get() : nullptr),
-      attention_(backend_, strategy, make_sequence(settings, networks.transformer, strategy.token_order(), true),
-                 networks.transformer.config().head_dim, groups != nullptr ? groups->cp.get() : nullptr),
+      attention_(backend_, strategy,
+                 make_sequence(settings, networks.transformer, strategy.token_order(), true),
+                 networks.transformer.config().head_dim,
+                 groups != nullptr ? groups->cp.get() : nullptr),
       conditioning_(settings.conditioning) {
   for (auto& list : ids) branches_.push_back({std::move(list), {}});
   contexts_.push_back({"conditional", 0, true, 1.0, {}});
   if (settings.transfer) {
-    if (!settings.transfer->weights.empty()) attention_.set_control_weights(settings.transfer->weights);
+    if (!settings.transfer->weights.empty())
+      attention_.set_control_weights(settings.transfer->weights);
     controls_.resize(settings.transfer->hints.size());
     if (settings.transfer->amplifies()) {
-      plain_attention_.emplace(backend_, strategy,
-                               make_sequence(settings, networks.transformer, strategy.token_order(), false),
-                               networks.transformer.config().head_dim,
-                               groups != nullptr ? groups->cp.get() : nullptr);
+      plain_attention_.emplace(
+          backend_, strategy,
+          make_sequence(settings, networks.transformer, strategy.token_order(), false),
+          networks.transformer.config().head_dim, groups != nullptr ? groups->cp.get() : nullptr);
       contexts_.push_back({"control-free", 0, false, 0.0, {}});
     }
   }
@@ -62,11 +67,15 @@ int Run::owner(size_t context) const {
   return cfg_ != nullptr ? static_cast<int>(context) % cfg_->size() : 0;
 }
 
-bool Run::is_mine(size_t context) const { return cfg_ == nullptr || owner(context) == cfg_->rank(); }
+bool Run::is_mine(size_t context) const {
+  return cfg_ == nullptr || owner(context) == cfg_->rank();
+}
 
 void Run::with_text(const std::function<void()>& body) const {
-  if (networks_.with_text) networks_.with_text(body);
-  else body();
+  if (networks_.with_text)
+    networks_.with_text(body);
+  else
+    body();
 }
 
 std::vector<Transformer::Prompt> Run::prompts() {
@@ -90,8 +99,10 @@ void Run::prefill(Text when) {
   Transformer& transformer = networks_.transformer;
   const TransformerConfig& config = transformer.config();
   const int64_t temporal = networks_.vae.config().scale_factor_temporal;
-  if (when == Text::now) read_text();
-  else text_waits_ = true;
+  if (when == Text::now)
+    read_text();
+  else
+    text_waits_ = true;
   for (size_t c = 0; c < contexts_.size(); ++c) {
     if (!is_mine(c)) continue;
     Context& context = contexts_[c];
@@ -107,7 +118,8 @@ void Run::prefill(Text when) {
       append_item(positions, config, text, {sequence.sound_tokens, 1, 1}, sound_rate(config));
     }
     if (sequence.action_tokens > 0) {
-      append_item(positions, config, text, {sequence.action_tokens, 1, 1}, action_rate(settings_.fps, temporal));
+      append_item(positions, config, text, {sequence.action_tokens, 1, 1},
+                  action_rate(settings_.fps, temporal));
     }
     context.rope = transformer.make_rope(positions, attention_of(context));
   }
@@ -129,8 +141,10 @@ Tensor Run::encode_clip(std::span<const float> pixels, int64_t frames) {
   const int64_t h = settings_.canvas_height, w = settings_.canvas_width;
   Tensor input = backend_.allocate_tensor({3, frames, h, w}, DType::f32);
   upload(input.view, pixels);
-  Tensor canvas = backend_.allocate_tensor(
-      {vae.z_dim, vae.latent_frames(frames), h / vae.scale_factor_spatial, w / vae.scale_factor_spatial}, DType::f32);
+  Tensor canvas =
+      backend_.allocate_tensor({vae.z_dim, vae.latent_frames(frames), h / vae.scale_factor_spatial,
+                                w / vae.scale_factor_spatial},
+                               DType::f32);
   networks_.vae.encode(arena_, canvas.view, input.view, tiling_);
   return canvas;
 }
@@ -139,8 +153,10 @@ void Run::encode(std::span<const float> pixels) {
   if (conditioning_.encoded_frames == 0) return;
   const Tensor canvas = encode_clip(pixels, conditioning_.encoded_frames);
   const View& z = canvas.view;
-  clean_ = backend_.allocate_tensor({z.dim(0), z.dim(1), settings_.latent_height, settings_.latent_width}, DType::f32);
-  backend_.copy(clean_.view, z.slice(2, 0, settings_.latent_height).slice(3, 0, settings_.latent_width));
+  clean_ = backend_.allocate_tensor(
+      {z.dim(0), z.dim(1), settings_.latent_height, settings_.latent_width}, DType::f32);
+  backend_.copy(clean_.view,
+                z.slice(2, 0, settings_.latent_height).slice(3, 0, settings_.latent_width));
 }
 
 void Run::encode_control(size_t i, std::span<const float> pixels) {
@@ -154,14 +170,17 @@ Run::Stream Run::make_stream(Shape shape, bool solved) {
     stream.velocity.push_back(backend_.allocate_tensor(shape, DType::f32));
   }
   if (solved) {
-    stream.solver = std::make_unique<Solver>(backend_, settings_.scheduler, settings_.schedule, shape);
+    stream.solver =
+        std::make_unique<Solver>(backend_, settings_.scheduler, settings_.schedule, shape);
   }
   return stream;
 }
 
 void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents) {
   backend_.forget_replays();  // what they name is made anew
-  if (!time_) time_ = backend_.allocate_tensor({networks_.transformer.config().hidden_size}, networks_.transformer.dtype());
+  if (!time_)
+    time_ = backend_.allocate_tensor({networks_.transformer.config().hidden_size},
+                                     networks_.transformer.dtype());
   const auto draw = [&](Stream& stream) {
     std::vector<float> values;
     if (noise != nullptr) {
@@ -184,8 +203,10 @@ void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> 
   if (s.action) {
     action_ = make_stream({s.action->chunk, config.action_dim}, s.action->noisy);
     draw(action_);  // forward dynamics draws too: the generator advances
-    if (s.action->noisy) mask_action(action_.sample.view);
-    else upload(action_.sample.view, s.action->clean);
+    if (s.action->noisy)
+      mask_action(action_.sample.view);
+    else
+      upload(action_.sample.view, s.action->clean);
   }
 }
 
@@ -220,7 +241,9 @@ GenInput Run::input(bool with_controls) const {
   return in;
 }
 
-void Run::set_timestep(float timestep) { networks_.transformer.embed_time(arena_, time_.view, timestep); }
+void Run::set_timestep(float timestep) {
+  networks_.transformer.embed_time(arena_, time_.view, timestep);
+}
 
 // Of the timestep that was set.
 Transformer::Evaluation Run::evaluation_of(size_t index) {
@@ -228,8 +251,8 @@ Transformer::Evaluation Run::evaluation_of(size_t index) {
   GenOutput out{vision_.velocity[index].view, {}, {}};
   if (sound_) out.sound = sound_.velocity[index].view;
   if (action_) out.action = action_.velocity[index].view;
-  return {static_cast<int>(index), out, input(context.sees_controls), &branches_[context.branch].und, &context.rope,
-          &attention_of(context)};
+  return {static_cast<int>(index),        out,           input(context.sees_controls),
+          &branches_[context.branch].und, &context.rope, &attention_of(context)};
 }
 
 std::vector<Transformer::Evaluation> Run::evaluations_of(std::span<const size_t> contexts) {
@@ -246,8 +269,10 @@ void Run::evaluate(std::span<const size_t> contexts, bool may_replay) {
   };
   std::string key = "contexts";
   for (size_t c : contexts) key += concat(" ", c);
-  if (may_replay && replays_) attention.replay(key, evaluation);
-  else evaluation();
+  if (may_replay && replays_)
+    attention.replay(key, evaluation);
+  else
+    evaluation();
 }
 
 void Run::evaluate_with_text(std::span<const size_t> contexts) {
@@ -270,7 +295,8 @@ void Run::exercise(int layout) {
   }
 }
 
-// Every rank of the guidance group gets what the others have evaluated: from here on all do the same.
+// Every rank of the guidance group gets what the others have evaluated: from here on all do the
+// same.
 void Run::share_velocities(const std::function<bool(size_t)>& counts) {
   if (cfg_ == nullptr || backend_.is_dry()) return;
   for (Stream* stream : {&vision_, &sound_, &action_}) {
@@ -290,7 +316,9 @@ void Run::set_factors(float timestep) {
     factors = {settings_.guidance_scale, 0, 1.0 - settings_.guidance_scale};
   }
   for (Context& context : contexts_) {
-    context.factor = !context.sees_controls ? factors.plain : context.branch == 0 ? factors.full : factors.negative;
+    context.factor = !context.sees_controls ? factors.plain
+                     : context.branch == 0  ? factors.full
+                                            : factors.negative;
   }
 }
 
@@ -300,7 +328,9 @@ void Run::step(int i, NormalGenerator* noise) {
   attention_.begin_step(i, settings_.schedule.num_steps());
   if (plain_attention_) plain_attention_->begin_step(i, settings_.schedule.num_steps());
   // A dry run sizes the step that evaluates everything.
-  const auto counts = [&](size_t c) { return c == 0 || contexts_[c].factor != 0 || backend_.is_dry(); };
+  const auto counts = [&](size_t c) {
+    return c == 0 || contexts_[c].factor != 0 || backend_.is_dry();
+  };
   set_timestep(timestep);
   std::vector<size_t> counted;
   for (size_t c = 0; c < contexts_.size(); ++c) {
@@ -320,7 +350,8 @@ void Run::step(int i, NormalGenerator* noise) {
     if (!*stream || contexts_.size() < 2) continue;
     std::vector<Term> terms;
     for (size_t c = 0; c < contexts_.size(); ++c) {
-      if (counts(c)) terms.push_back({static_cast<float>(contexts_[c].factor), stream->velocity[c].view});
+      if (counts(c))
+        terms.push_back({static_cast<float>(contexts_[c].factor), stream->velocity[c].view});
     }
     backend_.lincomb(stream->velocity[0].view, terms);
   }
@@ -330,7 +361,8 @@ void Run::step(int i, NormalGenerator* noise) {
   Tensor fresh;
   if (settings_.scheduler.kind == SchedulerConfig::Kind::flow_match_euler &&
       settings_.scheduler.stochastic_sampling) {
-    // Drawn at every step, the last included, so that the generator stays where the reference has it.
+    // Drawn at every step, the last included, so that the generator stays where the reference has
+    // it.
     fresh = backend_.allocate_tensor(vision_.sample.view.shape, DType::f32);
     std::vector<float> values;
     if (noise != nullptr) {
@@ -365,8 +397,8 @@ float Run::lowest_of_ranks(float value) const {
   return *std::min_element(values.begin(), values.end());
 }
 
-// Runs the step again with a probe after every layer: slow, but it happens once, before giving up. Ranks that
-// share the run evaluate in step, whatever each has found.
+// Runs the step again with a probe after every layer: slow, but it happens once, before giving up.
+// Ranks that share the run evaluate in step, whatever each has found.
 void Run::name_non_finite(int i, float timestep) {
   Transformer& transformer = networks_.transformer;
   const int64_t layers = transformer.config().num_hidden_layers;
@@ -376,14 +408,16 @@ void Run::name_non_finite(int i, float timestep) {
   transformer.set_probe([&](Tower tower, int layer, View hidden) {
     if (first != INFINITY) return;
     // Padding holds anything.
-    if (tower == Tower::gen) hidden = hidden.slice(0, 0, attention_of(contexts_[context]).share().rows);
+    if (tower == Tower::gen)
+      hidden = hidden.slice(0, 0, attention_of(contexts_[context]).share().rows);
     if (backend_.all_finite(hidden)) return;
     const int64_t place = static_cast<int64_t>(context) * 2 + (tower == Tower::gen ? 1 : 0);
     first = static_cast<float>(place * layers + layer);
   });
   for (context = 0; context < contexts_.size(); ++context) {
     if ((context > 0 && contexts_[context].factor == 0) || !is_mine(context)) continue;
-    with_text([&] { transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_); });
+    with_text(
+        [&] { transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_); });
     evaluate({&context, 1}, false);
   }
   transformer.set_probe({});
@@ -391,11 +425,14 @@ void Run::name_non_finite(int i, float timestep) {
   std::string where = "the output head or the guidance sum";
   if (first != INFINITY) {
     const auto code = static_cast<int64_t>(first);
-    where = concat("layer ", code % layers, " of the ", code / layers % 2 == 0 ? "text" : "generation", " tower, ",
-                   contexts_[static_cast<size_t>(code / layers / 2)].name, " branch");
+    where =
+        concat("layer ", code % layers, " of the ", code / layers % 2 == 0 ? "text" : "generation",
+               " tower, ", contexts_[static_cast<size_t>(code / layers / 2)].name, " branch");
   }
-  fail(ErrorKind::numeric, "step ", i, " (timestep ", timestep, "): the velocity is not finite; first seen after ",
-       where, ". The weights are damaged or overflow in ", name_of(transformer.dtype()), "; nothing was written");
+  fail(ErrorKind::numeric, "step ", i, " (timestep ", timestep,
+       "): the velocity is not finite; first seen after ", where,
+       ". The weights are damaged or overflow in ", name_of(transformer.dtype()),
+       "; nothing was written");
 }
 
 void Run::decode(const FrameSink& sink) {
@@ -407,12 +444,13 @@ void Run::decode(const FrameSink& sink) {
     backend_.download(copy, bytes);
     sink(copy, frames);
   };
-  networks_.vae.decode(arena_, vision_.sample.view, tiling_, sink ? Vae::FrameSink(deliver) : Vae::FrameSink(),
-                       everyone());
+  networks_.vae.decode(arena_, vision_.sample.view, tiling_,
+                       sink ? Vae::FrameSink(deliver) : Vae::FrameSink(), everyone());
 }
 
 bool Run::shares_decode() const {
-  return networks_.vae.shares_decode(settings_.latent_height, settings_.latent_width, tiling_, everyone());
+  return networks_.vae.shares_decode(settings_.latent_height, settings_.latent_width, tiling_,
+                                     everyone());
 }
 
 std::vector<std::vector<float>> Run::decode_sound() {
@@ -420,7 +458,8 @@ std::vector<std::vector<float>> Run::decode_sound() {
   const SoundConfig& config = networks_.sound->config();
   const int64_t samples = config.hop_size * settings_.sound_frames;
   std::vector<float> host(static_cast<size_t>(config.out_channels * samples));
-  networks_.sound->decode(arena_, make_mut_view(host.data(), {config.out_channels, samples}, DType::f32),
+  networks_.sound->decode(arena_,
+                          make_mut_view(host.data(), {config.out_channels, samples}, DType::f32),
                           sound_.sample.view);
   std::vector<std::vector<float>> channels;
   for (int64_t c = 0; c < config.out_channels; ++c) {
@@ -430,8 +469,8 @@ std::vector<std::vector<float>> Run::decode_sound() {
 }
 
 void Run::upload(MutView out, std::span<const float> host) {
-  require(backend_.is_dry() || static_cast<int64_t>(host.size()) == out.numel(), "upload: ", host.size(),
-          " values for ", out.shape);
+  require(backend_.is_dry() || static_cast<int64_t>(host.size()) == out.numel(),
+          "upload: ", host.size(), " values for ", out.shape);
   backend_.upload(out, make_view(host.data(), out.shape, DType::f32));
 }
 

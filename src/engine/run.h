@@ -1,5 +1,5 @@
-// The life of a request on one backend, one function a stage. The same code serves a real run and the
-// dry run that sizes it: with a DryRunBackend and a measuring arena nothing is read or written.
+// The life of a request on one backend, one function a stage. The same code serves a real run and
+// the dry run that sizes it: with a DryRunBackend and a measuring arena nothing is read or written.
 #pragma once
 
 #include <cstdint>
@@ -37,17 +37,20 @@ struct Branch {
 
 class Run {
  public:
-  // `ids`: one list, or conditional and unconditional. `groups`: of the ranks that share the run, or null.
-  // The referenced objects outlive the run.
+  // `ids`: one list, or conditional and unconditional. `groups`: of the ranks that share the run,
+  // or null. The referenced objects outlive the run.
   Run(Networks networks, Arena& arena, const Settings& settings, const AttentionStrategy& strategy,
       std::vector<std::vector<int64_t>> ids, VaeTiling tiling, const MeshGroups* groups = nullptr);
 
-  // Text tower of every branch and the rotary tables of every context. When the text may wait for the first step,
-  // its layers run beside that step's layers, each of which needs only the text layer of its number: bringing the
-  // text tower's weights then hides behind the step, or the other way round.
+  // Text tower of every branch and the rotary tables of every context. When the text may wait for
+  // the first step, its layers run beside that step's layers, each of which needs only the text
+  // layer of its number: bringing the text tower's weights then hides behind the step, or the other
+  // way round.
   enum class Text : uint8_t { now, with_first_step };
   // The CPU has its weights in place.
-  static Text text_on(DeviceKind device) { return device == DeviceKind::cpu ? Text::now : Text::with_first_step; }
+  static Text text_on(DeviceKind device) {
+    return device == DeviceKind::cpu ? Text::now : Text::with_first_step;
+  }
   void prefill(Text when = Text::now);
   // What is fixed from here on; before, it is what the settings say of the first chunk.
   void condition(Conditioning conditioning);
@@ -55,14 +58,14 @@ class Run {
   void encode(std::span<const float> pixels);
   // Pixels of the i-th control, planar [3, chunk, H, W]; empty in a dry run.
   void encode_control(size_t i, std::span<const float> pixels);
-  // Initial state of a chunk from the generator, in the reference's order: vision, sound, action. `latents`
-  // replaces the vision noise and what is conditioned. No generator in a dry run.
+  // Initial state of a chunk from the generator, in the reference's order: vision, sound, action.
+  // `latents` replaces the vision noise and what is conditioned. No generator in a dry run.
   void start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents);
   // Evaluates the current state once per branch with this layout of the strategy and forgets the
   // velocities: nothing that a step reads changes. After start().
   void exercise(int layout);
-  // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer when
-  // a velocity is not finite.
+  // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer
+  // when a velocity is not finite.
   void step(int i, NormalGenerator* noise);
   // Frames in order: `bytes` u8 [n, H, W, 3] in host memory and the same as f32 in [-1, 1] on the
   // backend, both valid during the call. A dry run does not call `sink`.
@@ -74,7 +77,7 @@ class Run {
   std::vector<std::vector<float>> decode_sound();
 
   std::vector<float> latents() const;  // host copy, [C, T, h, w]
-  std::vector<float> action() const;   // host copy, [chunk, raw width]; empty when none is predicted
+  std::vector<float> action() const;  // host copy, [chunk, raw width]; empty when none is predicted
   Attention& attention() { return attention_; }
   const std::vector<Branch>& branches() const { return branches_; }
   // Whether steps may be replayed where the backend can (Backend::replay). Off at first.

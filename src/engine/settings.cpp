@@ -14,12 +14,14 @@ namespace orrery {
 
 namespace {
 
-constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189, kDefaultSteps = 35;
+constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189,
+                  kDefaultSteps = 35;
 constexpr double kDefaultGuidance = 6.0, kDefaultFps = 24;
 constexpr int64_t kMaxSide = 16384, kMaxFrames = 5000, kMaxSteps = 1000, kMaxChunk = 1024;
 
 bool blank(const std::string& text) {
-  return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c == ' ' || (c >= 9 && c <= 13); });
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return c == ' ' || (c >= 9 && c <= 13); });
 }
 
 // The nearest sizes that divide, for the remedy in a message.
@@ -34,8 +36,8 @@ std::string nearest_multiple(int64_t value, int64_t factor) {
 int64_t checked_side(const char* name, int64_t value, int64_t factor) {
   require(value > 0, name, " must be positive, got ", value);
   require(value <= kMaxSide, name, " is ", value, "; the limit is ", kMaxSide);
-  require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value, "; the nearest is ",
-          nearest_multiple(value, factor));
+  require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value,
+          "; the nearest is ", nearest_multiple(value, factor));
   return value;
 }
 
@@ -61,9 +63,11 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
     require(guidance == 1.0, "guidance_scale is ", guidance,
             ", but guidance is baked into this distilled checkpoint; leave it unset or give 1");
     require(!request.flow_shift && !request.karras,
-            "flow_shift and karras have no meaning for a distilled checkpoint, whose sigmas are fixed; leave them unset");
+            "flow_shift and karras have no meaning for a distilled checkpoint, whose sigmas are "
+            "fixed; leave them unset");
     if (!request.negative_prompt.empty()) {
-      settings.notices.push_back("the negative prompt is ignored: a distilled checkpoint runs without guidance");
+      settings.notices.push_back(
+          "the negative prompt is ignored: a distilled checkpoint runs without guidance");
     }
   }
   settings.guidance_scale = guidance;
@@ -87,14 +91,17 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   const VaeConfig& vae = checkpoint.vae;
   s.requested_frames = request.num_frames.value_or(kDefaultFrames);
   require(s.requested_frames >= 1, "num_frames must be at least 1, got ", s.requested_frames);
-  require(s.requested_frames <= kMaxFrames, "num_frames is ", s.requested_frames, "; the limit is ", kMaxFrames);
-  s.height = checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
+  require(s.requested_frames <= kMaxFrames, "num_frames is ", s.requested_frames, "; the limit is ",
+          kMaxFrames);
+  s.height =
+      checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
   s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
   s.latent_frames = vae.latent_frames(s.requested_frames);
   s.frames = vae.decoded_frames(s.latent_frames);
   if (s.frames != s.requested_frames) {
-    s.notices.push_back(concat("num_frames ", s.requested_frames, " is not ", vae.scale_factor_temporal,
-                               " n + 1: ", s.frames, " frames are made"));
+    s.notices.push_back(concat("num_frames ", s.requested_frames, " is not ",
+                               vae.scale_factor_temporal, " n + 1: ", s.frames,
+                               " frames are made"));
   }
   s.latent_height = s.height / vae.scale_factor_spatial;
   s.latent_width = s.width / vae.scale_factor_spatial;
@@ -103,25 +110,30 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames), true);
 
   require(!(request.image && request.video),
-          "image and video are both given; pass either an image (image to video) or a video (video to video)");
+          "image and video are both given; pass either an image (image to video) or a video (video "
+          "to video)");
   s.mode = s.requested_frames == 1 ? Mode::text_to_image : Mode::text_to_video;
   if (request.image) {
-    require(s.requested_frames > 1, "an image condition needs num_frames > 1, got ", s.requested_frames);
+    require(s.requested_frames > 1, "an image condition needs num_frames > 1, got ",
+            s.requested_frames);
     s.mode = Mode::image_to_video;
     s.conditioning.noisy[0] = false;
     s.conditioning.encoded_frames = 1;
   }
   if (request.video) {
-    require(s.requested_frames > 1, "a video condition needs num_frames > 1, got ", s.requested_frames);
+    require(s.requested_frames > 1, "a video condition needs num_frames > 1, got ",
+            s.requested_frames);
     require(request.condition_video_keep == "first" || request.condition_video_keep == "last",
             "condition_video_keep is \"", request.condition_video_keep, "\"; it is first or last");
-    require(!request.condition_frame_indexes_vision.empty(), "condition_frame_indexes_vision is empty");
+    require(!request.condition_frame_indexes_vision.empty(),
+            "condition_frame_indexes_vision is empty");
     require(request.video->count > 0, "the conditioning video has no frames");
     int64_t last = 0;
     for (int64_t index : request.condition_frame_indexes_vision) {
       require(index >= 0, "condition_frame_indexes_vision holds ", index, "; indexes start at 0");
-      require(index < s.latent_frames, "condition_frame_indexes_vision holds ", index, ", but num_frames ",
-              s.requested_frames, " makes ", s.latent_frames, " latent frames (0 to ", s.latent_frames - 1, ")");
+      require(index < s.latent_frames, "condition_frame_indexes_vision holds ", index,
+              ", but num_frames ", s.requested_frames, " makes ", s.latent_frames,
+              " latent frames (0 to ", s.latent_frames - 1, ")");
       s.conditioning.noisy[static_cast<size_t>(index)] = false;
       last = std::max(last, index);
     }
@@ -136,23 +148,28 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
   const VaeConfig& vae = checkpoint.vae;
   require(model.action_gen, "this checkpoint has no action head (action_gen is false)");
   require(!request.num_frames && !request.height && !request.width,
-          "num_frames, height and width follow from the action's chunk_size and resolution_tier; leave them unset");
-  if (action.mode == "policy") s.mode = Mode::policy;
-  else if (action.mode == "forward_dynamics") s.mode = Mode::forward_dynamics;
-  else if (action.mode == "inverse_dynamics") s.mode = Mode::inverse_dynamics;
-  else fail(ErrorKind::invalid_argument, "action mode \"", action.mode,
-            "\" is not known; it is policy, forward_dynamics or inverse_dynamics");
-  require(action.chunk_size >= 1 && action.chunk_size <= kMaxChunk, "action chunk_size must be 1 to ", kMaxChunk,
-          ", got ", action.chunk_size);
+          "num_frames, height and width follow from the action's chunk_size and resolution_tier; "
+          "leave them unset");
+  if (action.mode == "policy")
+    s.mode = Mode::policy;
+  else if (action.mode == "forward_dynamics")
+    s.mode = Mode::forward_dynamics;
+  else if (action.mode == "inverse_dynamics")
+    s.mode = Mode::inverse_dynamics;
+  else
+    fail(ErrorKind::invalid_argument, "action mode \"", action.mode,
+         "\" is not known; it is policy, forward_dynamics or inverse_dynamics");
+  require(action.chunk_size >= 1 && action.chunk_size <= kMaxChunk,
+          "action chunk_size must be 1 to ", kMaxChunk, ", got ", action.chunk_size);
   const bool has_image = request.image.has_value(), has_video = request.video.has_value();
-  require(has_image != has_video, "an action run needs ", has_image ? "either" : "", " an image or a video",
-          has_image ? ", not both" : "");
+  require(has_image != has_video, "an action run needs ", has_image ? "either" : "",
+          " an image or a video", has_image ? ", not both" : "");
   require(s.mode != Mode::inverse_dynamics || has_video, "inverse_dynamics needs a video");
   const Embodiment& body = find_embodiment(action.domain_name);
-  require(body.raw_width <= model.action_dim, "domain_name \"", action.domain_name, "\" has ", body.raw_width,
-          " action values, the checkpoint's action_dim is ", model.action_dim);
-  require(body.domain < model.num_embodiment_domains, "domain_name \"", action.domain_name, "\" is domain ",
-          body.domain, ", the checkpoint has ", model.num_embodiment_domains);
+  require(body.raw_width <= model.action_dim, "domain_name \"", action.domain_name, "\" has ",
+          body.raw_width, " action values, the checkpoint's action_dim is ", model.action_dim);
+  require(body.domain < model.num_embodiment_domains, "domain_name \"", action.domain_name,
+          "\" is domain ", body.domain, ", the checkpoint has ", model.num_embodiment_domains);
 
   ActionSettings out;
   out.chunk = action.chunk_size;
@@ -161,11 +178,12 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
   if (s.mode == Mode::forward_dynamics) {
     require(action.raw_actions.has_value(), "forward_dynamics needs raw actions");
     const FloatTensor& raw = *action.raw_actions;
-    require(raw.shape.size() == 2, "raw actions must be a matrix [rows, values], got ", raw.shape.size(),
-            " dimensions");
-    require(raw.shape[0] > 0 && raw.shape[1] > 0, "raw actions are empty (", raw.shape[0], " x ", raw.shape[1], ")");
-    require(raw.shape[1] == body.raw_width, "raw actions have ", raw.shape[1], " values a row, domain \"",
-            action.domain_name, "\" has ", body.raw_width);
+    require(raw.shape.size() == 2, "raw actions must be a matrix [rows, values], got ",
+            raw.shape.size(), " dimensions");
+    require(raw.shape[0] > 0 && raw.shape[1] > 0, "raw actions are empty (", raw.shape[0], " x ",
+            raw.shape[1], ")");
+    require(raw.shape[1] == body.raw_width, "raw actions have ", raw.shape[1],
+            " values a row, domain \"", action.domain_name, "\" has ", body.raw_width);
     out.noisy = false;
     out.clean.assign(static_cast<size_t>(out.chunk * model.action_dim), 0.0f);
     for (int64_t row = 0; row < out.chunk; ++row) {
@@ -180,7 +198,8 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
 
   const Frames& source = has_image ? *request.image : *request.video;
   require(source.count > 0, "the conditioning clip has no frames");
-  const ActionGeometry canvas = action_geometry(action.resolution_tier, source.height, source.width);
+  const ActionGeometry canvas =
+      action_geometry(action.resolution_tier, source.height, source.width);
   s.requested_frames = out.chunk + 1;
   s.latent_frames = vae.latent_frames(s.requested_frames);
   s.frames = vae.decoded_frames(s.latent_frames);
@@ -190,7 +209,8 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
   s.latent_width = std::max<int64_t>(canvas.content_width / vae.scale_factor_spatial, 1);
   s.height = s.latent_height * vae.scale_factor_spatial;
   s.width = s.latent_width * vae.scale_factor_spatial;
-  s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames), s.mode != Mode::inverse_dynamics);
+  s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames),
+                              s.mode != Mode::inverse_dynamics);
   s.conditioning.noisy[0] = false;
   s.conditioning.encoded_frames = s.mode == Mode::inverse_dynamics ? s.frames : 1;
   s.action = std::move(out);
@@ -231,8 +251,10 @@ void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settin
     positive = positive_text(request.prompt, templates);
     negative = negative_text(request.negative_prompt, templates);
   }
-  for (auto [text, conversation] : {std::pair{&positive, &s.conditional}, {&negative, &s.unconditional}}) {
-    if (system != SystemPrompt::none) conversation->push_back({"system", std::string(text_of(system))});
+  for (auto [text, conversation] :
+       {std::pair{&positive, &s.conditional}, {&negative, &s.unconditional}}) {
+    if (system != SystemPrompt::none)
+      conversation->push_back({"system", std::string(text_of(system))});
     conversation->push_back({"user", *text});
   }
 }
@@ -267,13 +289,13 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
   if (checkpoint.folder.sound_tokenizer) {
     checkpoint.sound = SoundConfig::from_json(checkpoint.folder.sound_tokenizer->config);
   }
-  require(checkpoint.vae.z_dim == checkpoint.transformer.latent_channel, ErrorKind::corrupt, model.string(),
-          ": the VAE has ", checkpoint.vae.z_dim, " latent channels, the transformer ",
-          checkpoint.transformer.latent_channel);
+  require(checkpoint.vae.z_dim == checkpoint.transformer.latent_channel, ErrorKind::corrupt,
+          model.string(), ": the VAE has ", checkpoint.vae.z_dim,
+          " latent channels, the transformer ", checkpoint.transformer.latent_channel);
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
-    require(checkpoint.sound->latent_dim == checkpoint.transformer.sound_dim, ErrorKind::corrupt, model.string(),
-            ": the sound tokenizer has ", checkpoint.sound->latent_dim, " channels, the transformer's sound head ",
-            checkpoint.transformer.sound_dim);
+    require(checkpoint.sound->latent_dim == checkpoint.transformer.sound_dim, ErrorKind::corrupt,
+            model.string(), ": the sound tokenizer has ", checkpoint.sound->latent_dim,
+            " channels, the transformer's sound head ", checkpoint.transformer.sound_dim);
   }
   return checkpoint;
 }
@@ -283,19 +305,25 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   s.fps = request.fps.value_or(request.transfer ? transfer_fps(request) : kDefaultFps);
   require(std::isfinite(s.fps) && s.fps > 0, "fps must be a positive number, got ", s.fps);
   require(s.fps <= 1000, "fps is ", s.fps, "; the limit is 1000");
-  require(request.video_fit == "stretch" || request.video_fit == "cover", "video_fit is \"", request.video_fit,
-          "\"; it is stretch or cover");
-  require(request.rng == "cpu" || request.rng == "cuda", "rng is \"", request.rng, "\"; it is cpu or cuda");
+  require(request.video_fit == "stretch" || request.video_fit == "cover", "video_fit is \"",
+          request.video_fit, "\"; it is stretch or cover");
+  require(request.rng == "cpu" || request.rng == "cuda", "rng is \"", request.rng,
+          "\"; it is cpu or cuda");
   require(request.noise_dtype == "fp32" || request.noise_dtype == "bf16", "noise_dtype is \"",
           request.noise_dtype, "\"; it is fp32 or bf16");
   s.seed = request.seed;
-  if (request.transfer) resolve_transfer(request, checkpoint, s);
-  else if (request.action) resolve_action(request, checkpoint, s);
-  else resolve_vision(request, checkpoint, s);
+  if (request.transfer)
+    resolve_transfer(request, checkpoint, s);
+  else if (request.action)
+    resolve_action(request, checkpoint, s);
+  else
+    resolve_vision(request, checkpoint, s);
   if (request.enable_sound) {
     require(checkpoint.transformer.sound_gen,
-            "enable_sound: this checkpoint makes no sound (sound_gen is false in transformer/config.json)");
-    require(checkpoint.sound.has_value(), "enable_sound: this checkpoint has no sound_tokenizer folder");
+            "enable_sound: this checkpoint makes no sound (sound_gen is false in "
+            "transformer/config.json)");
+    require(checkpoint.sound.has_value(),
+            "enable_sound: this checkpoint has no sound_tokenizer folder");
     s.sound_frames = checkpoint.sound->latent_frames(s.requested_frames, s.fps);
     require(s.sound_frames > 0, "enable_sound: ", s.requested_frames, " frames at ", s.fps,
             " fps last less than one sample");
@@ -303,10 +331,12 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   if (request.latents) {
     std::vector<int64_t> shape = request.latents->shape;
     if (shape.size() == 5 && shape.front() == 1) shape.erase(shape.begin());
-    const std::vector<int64_t> want{checkpoint.vae.z_dim, s.latent_frames, s.latent_height, s.latent_width};
-    require(shape == want, "latents must be [", want[0], ", ", want[1], ", ", want[2], ", ", want[3],
-            "] for this request; the given tensor has another shape");
-    for (float value : request.latents->values) require(std::isfinite(value), "latents hold a value that is not finite");
+    const std::vector<int64_t> want{checkpoint.vae.z_dim, s.latent_frames, s.latent_height,
+                                    s.latent_width};
+    require(shape == want, "latents must be [", want[0], ", ", want[1], ", ", want[2], ", ",
+            want[3], "] for this request; the given tensor has another shape");
+    for (float value : request.latents->values)
+      require(std::isfinite(value), "latents hold a value that is not finite");
   }
   resolve_sampling(request, checkpoint, s);
   resolve_prompt(request, checkpoint, s);
@@ -324,7 +354,8 @@ Image to_image(const Frames& frames, int64_t index) {
 
 Image fitted(const Frames& frames, int64_t index, const std::string& fit, const Settings& s) {
   const Image image = to_image(frames, index);
-  return fit == "cover" ? cover_8bit(image, s.height, s.width) : resize_8bit(image, s.height, s.width);
+  return fit == "cover" ? cover_8bit(image, s.height, s.width)
+                        : resize_8bit(image, s.height, s.width);
 }
 
 std::vector<float> conditioning_pixels(const Request& request, const Settings& s) {
@@ -332,7 +363,8 @@ std::vector<float> conditioning_pixels(const Request& request, const Settings& s
   if (s.action) {
     const Frames& source = request.image ? *request.image : *request.video;
     std::vector<Image> clip;
-    for (int64_t i = 0; i < std::min(source.count, frames); ++i) clip.push_back(to_image(source, i));
+    for (int64_t i = 0; i < std::min(source.count, frames); ++i)
+      clip.push_back(to_image(source, i));
     return action_canvas(clip, frames, request.action->resolution_tier).pixels;
   }
   if (request.image) return condition_image(to_image(*request.image, 0), s.height, s.width);

@@ -7,13 +7,14 @@
 #include <cmath>
 
 #include "expect_error.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
 const Checkpoint& pico() {
   static const Checkpoint checkpoint =
-      read_checkpoint(std::string(ORRERY_SOURCE_DIR) + "/models/cosmos3-pico");
+      read_checkpoint(source_dir().string() + "/models/cosmos3-pico");
   return checkpoint;
 }
 

@@ -92,19 +92,12 @@ std::optional<std::string> first_non_finite(const View& view) {
     is_nan = (bits & std::numeric_limits<Bits>::max()) != infinity;
   };
   switch (view.dtype) {
-    case DType::f32:
-      search(int32_t{0x7f800000});
-      break;
-    case DType::bf16:
-      search(int16_t{0x7f80});
-      break;
-    case DType::f16:
-      search(int16_t{0x7c00});
-      break;
+    case DType::f32: search(int32_t{0x7f800000}); break;
+    case DType::bf16: search(int16_t{0x7f80}); break;
+    case DType::f16: search(int16_t{0x7c00}); break;
     case DType::i32:
     case DType::i64:
-    case DType::u8:
-      return std::nullopt;
+    case DType::u8: return std::nullopt;
   }
   if (at == count) return std::nullopt;
   return concat(is_nan ? "NaN" : "Inf", " at ", position_of(at, view.shape));
@@ -120,7 +113,8 @@ void check_finite(const Safetensors& files, const std::vector<TensorExpectation>
   FaultList faults;
   for (size_t i = 0; i < expected.size(); ++i) {
     const std::string& name = expected[i].name;
-    if (found[i]) faults.add("not finite", name, " in ", files.find(name)->file, " holds ", *found[i]);
+    if (found[i])
+      faults.add("not finite", name, " in ", files.find(name)->file, " holds ", *found[i]);
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
 }

@@ -8,6 +8,7 @@
 
 #include "expect_error.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -406,7 +407,7 @@ TEST_F(ModularFolderTest, B01SubfoldersStayInside) {
 }
 
 TEST(Checkpoint, ShippedModelFolder) {
-  const auto path = std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
+  const auto path = source_dir() / "models/cosmos3-pico";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not here";
   const ModelFolder model = open_model_folder(path);
   EXPECT_EQ(model.transformer.class_name, "Cosmos3OmniTransformer");

@@ -5,12 +5,12 @@
 #include <algorithm>
 
 #include "expect_error.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
-const std::filesystem::path kControls =
-    std::filesystem::path(ORRERY_SOURCE_DIR) / "tests/data/controls";
+const std::filesystem::path kControls = source_dir() / "tests/data/controls";
 const std::initializer_list<const char*> kPresets{"very_low", "low", "medium", "high", "very_high"};
 
 // A grey picture of these rows.

@@ -71,10 +71,8 @@ bool is_full_range(const AVFrame& frame) {
     case AV_PIX_FMT_YUVJ422P:
     case AV_PIX_FMT_YUVJ444P:
     case AV_PIX_FMT_YUVJ440P:
-    case AV_PIX_FMT_YUVJ411P:
-      return true;
-    default:
-      return number_of(frame.color_range) == AVCOL_RANGE_JPEG;
+    case AV_PIX_FMT_YUVJ411P: return true;
+    default: return number_of(frame.color_range) == AVCOL_RANGE_JPEG;
   }
 }
 
@@ -137,10 +135,8 @@ void FrameReader::State::open(const char* url, Contents contents) {
 
 void FrameReader::State::cannot_open(int code, std::string_view what) const {
   switch (code) {
-    case AVERROR(ENOENT):
-      fail(ErrorKind::not_found, name, ": there is no such file");
-    case AVERROR(ENOMEM):
-      fail(ErrorKind::out_of_memory, name, ": no memory to open the file");
+    case AVERROR(ENOENT): fail(ErrorKind::not_found, name, ": there is no such file");
+    case AVERROR(ENOMEM): fail(ErrorKind::out_of_memory, name, ": no memory to open the file");
     case AVERROR_INVALIDDATA:
     case AVERROR_EOF:
       fail(ErrorKind::corrupt, name, ": this is not a ", what,

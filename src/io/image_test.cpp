@@ -15,11 +15,12 @@
 
 #include "expect_error.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
-const std::filesystem::path kMedia = std::filesystem::path(ORRERY_SOURCE_DIR) / "tests/data/media";
+const std::filesystem::path kMedia = source_dir() / "tests/data/media";
 
 Image pattern(int64_t height, int64_t width) {
   Image image{height, width, {}};

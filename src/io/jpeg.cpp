@@ -45,10 +45,8 @@ class JpegErrors {
       case JWRN_JPEG_EOF:
       case JWRN_HIT_MARKER:
       case JWRN_HUFF_BAD_CODE:
-      case JWRN_BOGUS_PROGRESSION:
-        on_error(codec);
-      default:
-        break;
+      case JWRN_BOGUS_PROGRESSION: on_error(codec);
+      default: break;
     }
   }
 };

@@ -39,22 +39,14 @@ Orientation exif_orientation(std::span<const uint8_t> exif) {
     if (tiff.read(entry, 2) != kOrientationTag) continue;
     if (tiff.read(entry + 2, 2) != kShort) return {};
     switch (tiff.read(entry + 8, 2)) {
-      case 2:
-        return {.flip_x = true};
-      case 3:
-        return {.flip_x = true, .flip_y = true};
-      case 4:
-        return {.flip_y = true};
-      case 5:
-        return {.transpose = true};
-      case 6:
-        return {.transpose = true, .flip_x = true};
-      case 7:
-        return {.transpose = true, .flip_x = true, .flip_y = true};
-      case 8:
-        return {.transpose = true, .flip_y = true};
-      default:
-        return {};
+      case 2: return {.flip_x = true};
+      case 3: return {.flip_x = true, .flip_y = true};
+      case 4: return {.flip_y = true};
+      case 5: return {.transpose = true};
+      case 6: return {.transpose = true, .flip_x = true};
+      case 7: return {.transpose = true, .flip_x = true, .flip_y = true};
+      case 8: return {.transpose = true, .flip_y = true};
+      default: return {};
     }
   }
   return {};

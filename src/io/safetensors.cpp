@@ -255,13 +255,10 @@ bool convert_tensor(const StoredTensor& tensor, MutView to) {
       return convert_floats(tensor, to.as<float>(), [](float value) { return value; });
     case DType::bf16:
       return convert_floats(tensor, to.as<bf16>(), [](float value) { return to_bf16(value); });
-    case DType::i32:
-      return widen_integers(tensor, to.as<int32_t>());
-    case DType::i64:
-      return widen_integers(tensor, to.as<int64_t>());
+    case DType::i32: return widen_integers(tensor, to.as<int32_t>());
+    case DType::i64: return widen_integers(tensor, to.as<int64_t>());
     case DType::f16:
-    case DType::u8:
-      return false;
+    case DType::u8: return false;
   }
   return false;
 }

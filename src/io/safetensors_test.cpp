@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "expect_error.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -472,7 +473,7 @@ TEST_F(SafetensorsTest, ManyTensorsOpenFast) {
 }
 
 TEST(Checkpoint, ShippedModelOpens) {
-  const auto model = std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
+  const auto model = source_dir() / "models/cosmos3-pico";
   if (!std::filesystem::exists(model)) GTEST_SKIP() << model << " is not here";
   const auto start = std::chrono::steady_clock::now();
   const auto transformer = Safetensors::open_folder(model / "transformer");

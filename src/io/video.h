@@ -44,8 +44,8 @@ class VideoWriter {
 // True for .mp4, .mov, .mkv (H.264 and AAC) and .webm (VP9 and Opus), any case.
 bool is_video_extension(const std::filesystem::path& file);
 // Throws unless a file of this extension can be written by this build, here; call before generation
-// starts. Never changes the container: the message offers those that can be written. `sample_rate`: of
-// sound that goes into it; 0: none.
+// starts. Never changes the container: the message offers those that can be written. `sample_rate`:
+// of sound that goes into it; 0: none.
 void require_video_output(const std::filesystem::path& file, int sample_rate = 0);
 
 struct Video {

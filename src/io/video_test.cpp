@@ -12,11 +12,12 @@
 #include "expect_error.h"
 #include "io/av.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
-const std::filesystem::path kMedia = std::filesystem::path(ORRERY_SOURCE_DIR) / "tests/data/media";
+const std::filesystem::path kMedia = source_dir() / "tests/data/media";
 
 constexpr int64_t kHeight = 48, kWidth = 64;
 

@@ -1,5 +1,5 @@
-// Action domains of the public checkpoints: which weights a domain uses and how wide its raw actions are
-// (pipeline specification, section 11).
+// Action domains of the public checkpoints: which weights a domain uses and how wide its raw
+// actions are (pipeline specification, section 11).
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,8 @@ RopeTable rope_table(const TransformerConfig& config, const Positions& positions
   for (int64_t j = 0; j < half; ++j) {
     // Two roundings, as the reference: theta^e in fp32, then its reciprocal in fp32.
     const float exponent = static_cast<float>(2 * j) / static_cast<float>(config.head_dim);
-    const auto power = static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
+    const auto power =
+        static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
     frequency[static_cast<size_t>(j)] = 1.0f / power;
   }
   // Interleaved axes: H takes 1, 4, 7, ... below 3 sH, W takes 2, 5, 8, ... below 3 sW, T the rest.

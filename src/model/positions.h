@@ -1,5 +1,5 @@
-// 3-D rotary positions and tables (transformer specification, sections 4.3 and 4.4). All of it fp32 in
-// the reference's order of operations: positions exceed 15 000, where one ulp is 2^-10.
+// 3-D rotary positions and tables (transformer specification, sections 4.3 and 4.4). All of it fp32
+// in the reference's order of operations: positions exceed 15 000, where one ulp is 2^-10.
 #pragma once
 
 #include <array>
@@ -27,7 +27,8 @@ ItemRate video_rate(double fps, int64_t temporal_compression);
 ItemRate sound_rate(const TransformerConfig& config);
 ItemRate action_rate(double fps, int64_t temporal_compression);
 
-// Appends the positions of a grid (frames, rows, columns), frame slowest, for a text of `text` tokens.
+// Appends the positions of a grid (frames, rows, columns), frame slowest, for a text of `text`
+// tokens.
 void append_item(Positions& positions, const TransformerConfig& config, int64_t text,
                  const std::array<int64_t, 3>& grid, const ItemRate& rate);
 

@@ -26,14 +26,10 @@ std::string describe_grid(const SchedulerConfig& config) {
 
 std::string_view name_of(SamplingMode mode) {
   switch (mode) {
-    case SamplingMode::image:
-      return "an image";
-    case SamplingMode::video:
-      return "video";
-    case SamplingMode::action:
-      return "actions";
-    case SamplingMode::transfer:
-      return "transfer";
+    case SamplingMode::image: return "an image";
+    case SamplingMode::video: return "video";
+    case SamplingMode::action: return "actions";
+    case SamplingMode::transfer: return "transfer";
   }
   return "?";
 }
@@ -61,13 +57,10 @@ void refuse_contradictions(const SchedulerConfig& checkpoint, const SchedulerOve
 
 double recommended_flow_shift(SamplingMode mode, int64_t height, int64_t width) {
   switch (mode) {
-    case SamplingMode::image:
-      return 3;
+    case SamplingMode::image: return 3;
     case SamplingMode::action:
-    case SamplingMode::transfer:
-      return 10;
-    case SamplingMode::video:
-      break;
+    case SamplingMode::transfer: return 10;
+    case SamplingMode::video: break;
   }
   // Borders halfway, in ratio of pixels, between the sizes of neighbouring tiers: 256 x 256 and
   // 832 x 480, 640 x 640 and 1280 x 704.

@@ -27,20 +27,23 @@ struct TowerLayer {
 struct TransformerWeights {
   View embed_tokens;  // [V, H]
   std::vector<TowerLayer> und, gen;
-  View norm_gen;      // [H]
+  View norm_gen;  // [H]
   Linear time_1, time_2;
   Linear proj_in, proj_out;
   View action_in, action_in_bias;    // [D, A * H], [D, H]
   View action_out, action_out_bias;  // [D, H * A], [D, A]
   View action_modality;              // [H]
   Linear sound_in, sound_out;
-  View sound_modality;               // [H]
+  View sound_modality;  // [H]
 };
 
 Transformer::Transformer(Backend& backend, TransformerConfig config, DType dtype)
-    : backend_(backend), config_(config), dtype_(dtype), weights_(std::make_unique<TransformerWeights>()) {
-  require(dtype == DType::f32 || dtype == DType::bf16, "transformer: activations are ", name_of(dtype),
-          ", expected f32 or bf16");
+    : backend_(backend),
+      config_(config),
+      dtype_(dtype),
+      weights_(std::make_unique<TransformerWeights>()) {
+  require(dtype == DType::f32 || dtype == DType::bf16, "transformer: activations are ",
+          name_of(dtype), ", expected f32 or bf16");
   weights_->und.resize(static_cast<size_t>(config.num_hidden_layers));
   weights_->gen.resize(static_cast<size_t>(config.num_hidden_layers));
 }
@@ -61,11 +64,11 @@ struct TowerNames {
   const char *q, *k, *v, *out, *norm_q, *norm_k;
 };
 constexpr TowerNames kUndNames{"", "to_q", "to_k", "to_v", "to_out", "norm_q", "norm_k"};
-constexpr TowerNames kGenNames{"_moe_gen",   "add_q_proj",  "add_k_proj",  "add_v_proj",
+constexpr TowerNames kGenNames{"_moe_gen",   "add_q_proj",   "add_k_proj",  "add_v_proj",
                                "to_add_out", "norm_added_q", "norm_added_k"};
 
-void visit_layer(WeightVisitor& v, TowerLayer& layer, const TransformerConfig& c, const std::string& at,
-                 const TowerNames& names, bool qk_norm) {
+void visit_layer(WeightVisitor& v, TowerLayer& layer, const TransformerConfig& c,
+                 const std::string& at, const TowerNames& names, bool qk_norm) {
   const int64_t h = c.hidden_size, hd = c.head_dim;
   const int64_t q = c.num_attention_heads * hd, kv = c.num_key_value_heads * hd;
   const std::string attn = at + "self_attn.", mlp = at + "mlp" + names.suffix + ".";
@@ -91,18 +94,21 @@ void visit_layer(WeightVisitor& v, TowerLayer& layer, const TransformerConfig& c
 
 void Transformer::visit_und(WeightVisitor& v) {
   visit_ends(Tower::und, v);
-  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i) visit_layer(Tower::und, i, v);
+  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i)
+    visit_layer(Tower::und, i, v);
 }
 
 void Transformer::visit_gen(WeightVisitor& v) {
-  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i) visit_layer(Tower::gen, i, v);
+  for (int i = 0; i < static_cast<int>(config_.num_hidden_layers); ++i)
+    visit_layer(Tower::gen, i, v);
   visit_ends(Tower::gen, v);
 }
 
 void Transformer::visit_layer(Tower tower, int layer, WeightVisitor& v) {
   const auto i = static_cast<size_t>(layer);
   const std::string at = concat("layers.", i, ".");
-  if (tower == Tower::gen) return orrery::visit_layer(v, weights_->gen[i], config_, at, kGenNames, true);
+  if (tower == Tower::gen)
+    return orrery::visit_layer(v, weights_->gen[i], config_, at, kGenNames, true);
   TowerLayer& und = weights_->und[i];
   orrery::visit_layer(v, und, config_, at, kUndNames, config_.qk_norm_for_text);
   if (config_.has_und_k_norm_for_gen()) {
@@ -113,7 +119,8 @@ void Transformer::visit_layer(Tower tower, int layer, WeightVisitor& v) {
 void Transformer::visit_ends(Tower tower, WeightVisitor& v) {
   TransformerWeights& w = *weights_;
   const int64_t h = config_.hidden_size, patch = config_.patch_latent_dim;
-  if (tower == Tower::und) return v.table(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, h});
+  if (tower == Tower::und)
+    return v.table(w.embed_tokens, "embed_tokens.weight", {config_.vocab_size, h});
   v.tensor(w.norm_gen, "norm_moe_gen.weight", {h});
   v.linear(w.time_1, {"time_embedder.linear_1"}, {h}, kTimeFeatures, Split::none, true);
   v.linear(w.time_2, {"time_embedder.linear_2"}, {h}, h, Split::none, true);
@@ -134,7 +141,9 @@ void Transformer::visit_ends(Tower tower, WeightVisitor& v) {
   }
 }
 
-void Transformer::set_stream(Tower tower, LayerStream* stream) { streams_[static_cast<size_t>(tower)] = stream; }
+void Transformer::set_stream(Tower tower, LayerStream* stream) {
+  streams_[static_cast<size_t>(tower)] = stream;
+}
 
 const TowerLayer& Transformer::layer_of(Tower tower, int layer) {
   if (LayerStream* stream = streams_[static_cast<size_t>(tower)]) stream->acquire(layer);
@@ -166,7 +175,9 @@ Heads split_heads(MutView fused, const Linear& qkv, const TransformerConfig& con
           fused.slice(1, (q + kv) * d, kv * d).reshape({rows, kv, d})};
 }
 
-View as_rows(const View& heads) { return heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)}); }
+View as_rows(const View& heads) {
+  return heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)});
+}
 
 // x += down(act(up(norm(x)))). A gate and its factor that lie in one matrix are one call.
 void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Activation act,
@@ -206,10 +217,16 @@ struct Transformer::TextPass::State {
   int next = 0;  // layer
 };
 
-Transformer::TextPass::TextPass(Transformer& transformer, Arena& arena, std::span<const Prompt> prompts,
-                                Attention& attention)
-    : state_(new State{transformer, arena, attention, Arena::Scope(arena), {prompts.begin(), prompts.end()}, {}}) {
-  for (const Prompt& prompt : prompts) state_->texts.push_back(transformer.start_text(arena, prompt));
+Transformer::TextPass::TextPass(Transformer& transformer, Arena& arena,
+                                std::span<const Prompt> prompts, Attention& attention)
+    : state_(new State{transformer,
+                       arena,
+                       attention,
+                       Arena::Scope(arena),
+                       {prompts.begin(), prompts.end()},
+                       {}}) {
+  for (const Prompt& prompt : prompts)
+    state_->texts.push_back(transformer.start_text(arena, prompt));
 }
 Transformer::TextPass::~TextPass() = default;
 
@@ -307,7 +324,8 @@ GenRope Transformer::make_rope(const Positions& positions, const Attention& atte
   stored.resize(static_cast<size_t>(share.padded_rows));  // rows of padding: any position does
   const RopeTable table = rope_table(config_, stored);
   const Shape shape{share.padded_rows, config_.head_dim / 2};
-  GenRope rope{backend_.allocate_tensor(shape, DType::f32), backend_.allocate_tensor(shape, DType::f32)};
+  GenRope rope{backend_.allocate_tensor(shape, DType::f32),
+               backend_.allocate_tensor(shape, DType::f32)};
   backend_.upload(rope.cos.view, make_view(table.cos.data(), shape, DType::f32));
   backend_.upload(rope.sin.view, make_view(table.sin.data(), shape, DType::f32));
   return rope;
@@ -344,12 +362,15 @@ void for_runs(const std::vector<bool>& flags, bool wanted, const Fn& fn) {
   }
 }
 
-bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
+bool any(const std::vector<bool>& flags) {
+  return std::find(flags.begin(), flags.end(), true) != flags.end();
+}
 
 // A latent [C, T, h, w] whose spatial sizes are multiples of p, as patches [T, Hp, Wp, p, p, C]:
 // channel fastest, then column and row within the patch.
 View patches_of(const View& latent, int64_t p) {
-  const int64_t c = latent.dim(0), t = latent.dim(1), rows = latent.dim(2) / p, columns = latent.dim(3) / p;
+  const int64_t c = latent.dim(0), t = latent.dim(1), rows = latent.dim(2) / p,
+                columns = latent.dim(3) / p;
   return latent.reshape({c, t, rows, p, columns, p}).permute({1, 2, 4, 3, 5, 0});
 }
 
@@ -361,7 +382,8 @@ void Transformer::embed_vision(Arena& arena, MutView x, const VisionItem& item, 
   const View& latent = item.latent;
   const auto [frames, rows, columns] = token_grid(latent.dim(1), latent.dim(2), latent.dim(3));
   const int64_t p = config_.latent_patch_size, c = config_.latent_channel;
-  require(latent.dim(0) == c, "transformer: the latent has ", latent.dim(0), " channels, the model ", c);
+  require(latent.dim(0) == c, "transformer: the latent has ", latent.dim(0),
+          " channels, the model ", c);
   require(static_cast<int64_t>(item.noisy.size()) == frames, "transformer: ", item.noisy.size(),
           " noise flags for ", frames, " latent frames");
   View padded = latent;
@@ -380,7 +402,8 @@ void Transformer::embed_vision(Arena& arena, MutView x, const VisionItem& item, 
   });
 }
 
-void Transformer::embed(Arena& arena, MutView x, const GenInput& in, View time, const Sequence& sequence) {
+void Transformer::embed(Arena& arena, MutView x, const GenInput& in, View time,
+                        const Sequence& sequence) {
   Arena::Scope scope(arena);
   const int64_t h = config_.hidden_size;
   int64_t row = 0;
@@ -422,15 +445,19 @@ void Transformer::embed(Arena& arena, MutView x, const GenInput& in, View time, 
     LinearOptions options;
     options.bias = weights_->action_in_bias.select(0, in.action_domain);
     backend_.linear(part, features,
-                    weights_->action_in.select(0, in.action_domain).reshape({a, h}).permute({1, 0}), options);
+                    weights_->action_in.select(0, in.action_domain).reshape({a, h}).permute({1, 0}),
+                    options);
     backend_.add_row(part, weights_->action_modality);
-    for_runs(in.action_noisy, true,
-             [&](int64_t begin, int64_t count) { backend_.add_row(part.slice(0, begin, count), time); });
+    for_runs(in.action_noisy, true, [&](int64_t begin, int64_t count) {
+      backend_.add_row(part.slice(0, begin, count), time);
+    });
   }
 }
 
-// x: this rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a layer.
-void Transformer::embed_share(Arena& arena, MutView x, const GenInput& in, View time, const Attention& attention) {
+// x: this rank's rows of the embedding, padding 0. All of it is computed: it costs little beside a
+// layer.
+void Transformer::embed_share(Arena& arena, MutView x, const GenInput& in, View time,
+                              const Attention& attention) {
   const SequenceShare share = attention.share();
   const int64_t all = attention.sequence().size();
   if (share.rows == all) return embed(arena, x, in, time, attention.sequence());
@@ -442,7 +469,8 @@ void Transformer::embed_share(Arena& arena, MutView x, const GenInput& in, View 
 }
 
 // x: the states of the evaluations, one below the other.
-void Transformer::gen_layer(Arena& arena, int index, MutView x, std::span<const Evaluation> evaluations) {
+void Transformer::gen_layer(Arena& arena, int index, MutView x,
+                            std::span<const Evaluation> evaluations) {
   const auto i = static_cast<size_t>(index);
   const TowerLayer& layer = layer_of(Tower::gen, index);
   const auto count = static_cast<int64_t>(evaluations.size());
@@ -451,25 +479,32 @@ void Transformer::gen_layer(Arena& arena, int index, MutView x, std::span<const 
     std::vector<AttentionInputs> inputs;
     for (const Evaluation& e : evaluations) {
       const View und_k = e.und->k[i].view;
-      const int64_t heads = und_k.dim(1) * (config_.num_attention_heads / config_.num_key_value_heads);
+      const int64_t heads =
+          und_k.dim(1) * (config_.num_attention_heads / config_.num_key_value_heads);
       inputs.push_back(e.attention->inputs(arena, heads, und_k, e.und->v[i].view));
     }
     // Rows that are exchanged come in parts; stacked ones are whole.
     const std::vector<RowRange> parts = inputs.front().parts;
     for (const RowRange& part : parts) {
-      const auto rows_of = [&](const View& all) { return MutView::cast(all.slice(0, part.begin, part.count)); };
+      const auto rows_of = [&](const View& all) {
+        return MutView::cast(all.slice(0, part.begin, part.count));
+      };
       Arena::Scope part_scope(arena);
       MutView fused = arena.make({count * part.count, layer.qkv.out_features()}, dtype_);
       MutView normed = arena.make({count * part.count, config_.hidden_size}, dtype_);
-      backend_.rms_norm(normed, x.slice(0, part.begin, count * part.count), layer.input_norm, norm());
+      backend_.rms_norm(normed, x.slice(0, part.begin, count * part.count), layer.input_norm,
+                        norm());
       apply(backend_, fused, normed, layer.qkv);
       for (int64_t n = 0; n < count; ++n) {
         const Evaluation& e = evaluations[static_cast<size_t>(n)];
         AttentionInputs& to = inputs[static_cast<size_t>(n)];
-        const Heads made = split_heads(fused.slice(0, n * part.count, part.count), layer.qkv, config_);
-        const auto rotate = [&](const AttentionInputs::Slot& slot, const View& from, const View& weight) {
-          backend_.qk_norm_rope(rows_of(slot.rows), from.slice(1, slot.head, slot.rows.dim(1)), weight,
-                                rows_of(e.rope->cos.view), rows_of(e.rope->sin.view), norm());
+        const Heads made =
+            split_heads(fused.slice(0, n * part.count, part.count), layer.qkv, config_);
+        const auto rotate = [&](const AttentionInputs::Slot& slot, const View& from,
+                                const View& weight) {
+          backend_.qk_norm_rope(rows_of(slot.rows), from.slice(1, slot.head, slot.rows.dim(1)),
+                                weight, rows_of(e.rope->cos.view), rows_of(e.rope->sin.view),
+                                norm());
         };
         for (const auto& slot : to.q) rotate(slot, made.q, layer.norm_q);
         for (const auto& slot : to.k) rotate(slot, made.k, layer.norm_k);
@@ -493,8 +528,9 @@ void Transformer::gen_layer(Arena& arena, int index, MutView x, std::span<const 
   mlp(backend_, arena, x, layer, config_.hidden_act, norm());
 }
 
-// The output heads applied to this rank's rows, then gathered: [sequence, width of the widest head]. Each row
-// has its modality's velocity in its first columns. Every modality ends in this one gather (B70).
+// The output heads applied to this rank's rows, then gathered: [sequence, width of the widest
+// head]. Each row has its modality's velocity in its first columns. Every modality ends in this one
+// gather (B70).
 View Transformer::head_rows(Arena& arena, const GenOutput& out, const GenInput& in, View x,
                             const Attention& attention) {
   const Sequence& sequence = attention.sequence();
@@ -558,10 +594,12 @@ void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput&
     MutView whole = out.vision;
     const bool cropped = rows * p != out.vision.dim(2) || columns * p != out.vision.dim(3);
     if (cropped) whole = arena.make({c, frames, rows * p, columns * p}, DType::f32);
-    const View latent = patches.reshape({frames, rows, columns, p, p, c}).permute({5, 0, 1, 3, 2, 4});
+    const View latent =
+        patches.reshape({frames, rows, columns, p, p, c}).permute({5, 0, 1, 3, 2, 4});
     backend_.copy(whole.reshape({c, frames, rows, p, columns, p}), latent);
     if (cropped) {
-      backend_.copy(out.vision, whole.slice(2, 0, out.vision.dim(2)).slice(3, 0, out.vision.dim(3)));
+      backend_.copy(out.vision,
+                    whole.slice(2, 0, out.vision.dim(2)).slice(3, 0, out.vision.dim(3)));
     }
     for_runs(in.target.noisy, false, [&](int64_t begin, int64_t count) {
       backend_.fill(out.vision.slice(1, begin, count), 0);
@@ -578,7 +616,8 @@ void Transformer::read_heads(Arena& arena, const GenOutput& out, const GenInput&
     row += tokens;
   }
   if (in.action) {
-    backend_.copy(out.action, velocities.slice(0, row, in.action.dim(0)).slice(1, 0, config_.action_dim));
+    backend_.copy(out.action,
+                  velocities.slice(0, row, in.action.dim(0)).slice(1, 0, config_.action_dim));
     for_runs(in.action_noisy, false, [&](int64_t begin, int64_t count) {
       backend_.fill(out.action.slice(0, begin, count), 0);
     });
@@ -592,8 +631,8 @@ void Transformer::embed_time(Arena& arena, MutView out, float timestep) {
   backend_.copy(out, exact.reshape({config_.hidden_size}));
 }
 
-void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
-                           const GenRope& rope, Attention& attention) {
+void Transformer::velocity(Arena& arena, const GenOutput& out, const GenInput& in,
+                           const UndCache& und, const GenRope& rope, Attention& attention) {
   Arena::Scope scope(arena);
   MutView time = arena.make({config_.hidden_size}, dtype_);
   embed_time(arena, time, in.timestep);
@@ -607,8 +646,8 @@ bool Transformer::stacks(std::span<const Evaluation> evaluations) const {
   const Attention& attention = *evaluations.front().attention;
   const int64_t rows = attention.sequence().size();
   const auto same = [&](const Evaluation& e) { return e.attention == &attention; };
-  return std::all_of(evaluations.begin(), evaluations.end(), same) && attention.share().rows == rows &&
-         std::ssize(evaluations) * rows <= kMaxStackedRows;
+  return std::all_of(evaluations.begin(), evaluations.end(), same) &&
+         attention.share().rows == rows && std::ssize(evaluations) * rows <= kMaxStackedRows;
 }
 
 void Transformer::velocities(Arena& arena, std::span<const Evaluation> evaluations, View time,

@@ -18,15 +18,16 @@ void read(const Json& config, const char* key, int64_t& field) {
   const Json* value = config.find(key);
   if (value == nullptr || value->is_null()) return;
   field = value->as_int();
-  require(field > 0 && field <= int64_t{1} << 31, ErrorKind::corrupt, config.where(), ": ", key, " is ",
-          field, ", expected a positive size");
+  require(field > 0 && field <= int64_t{1} << 31, ErrorKind::corrupt, config.where(), ": ", key,
+          " is ", field, ", expected a positive size");
 }
 
 // The sizes without which a model would silently be another one.
 void require_present(const Json& config) {
   std::string missing;
-  for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                          "head_dim", "intermediate_size", "latent_channel", "vocab_size"}) {
+  for (const char* key :
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "intermediate_size", "latent_channel", "vocab_size"}) {
     if (!config.has(key)) missing += (missing.empty() ? "" : ", ") + std::string(key);
   }
   require(missing.empty(), ErrorKind::corrupt, config.where(), ": missing ", missing,
@@ -34,14 +35,15 @@ void require_present(const Json& config) {
 }
 
 std::array<int64_t, 3> triple(const Json& list) {
-  require(list.items().size() == 3, ErrorKind::corrupt, list.where(), ": expected three numbers, found ",
-          list.items().size());
+  require(list.items().size() == 3, ErrorKind::corrupt, list.where(),
+          ": expected three numbers, found ", list.items().size());
   return {list.at(size_t{0}).as_int(), list.at(1).as_int(), list.at(2).as_int()};
 }
 
 Activation activation_named(const Json& config) {
   const Json* value = config.find("hidden_act");
-  if (value == nullptr || value->is_null() || value->as_string() == "silu") return Activation::silu_gate;
+  if (value == nullptr || value->is_null() || value->as_string() == "silu")
+    return Activation::silu_gate;
   if (value->as_string() == "relu2") return Activation::relu2;
   fail(ErrorKind::unsupported, config.where(), ": hidden_act \"", value->as_string(),
        "\" is not known; this engine has silu and relu2");
@@ -50,16 +52,18 @@ Activation activation_named(const Json& config) {
 }  // namespace
 
 TransformerConfig TransformerConfig::from_json(const Json& json) {
-  if (const Json* name = json.find("_class_name"); name && name->as_string() != "Cosmos3OmniTransformer") {
+  if (const Json* name = json.find("_class_name");
+      name && name->as_string() != "Cosmos3OmniTransformer") {
     fail(ErrorKind::unsupported, json.where(), ": _class_name is \"", name->as_string(),
          "\"; this engine runs Cosmos3OmniTransformer");
   }
   require_present(json);
-  if (const Json* quantised = json.find("quantization_config"); quantised && quantised->is_object()) {
+  if (const Json* quantised = json.find("quantization_config");
+      quantised && quantised->is_object()) {
     for (const char* key : {"quant_algo", "quant_method"}) {
       if (const Json* method = quantised->find(key); method && method->is_string()) {
-        fail(ErrorKind::unsupported, quantised->where(), ": quantised weights (", method->as_string(),
-             ") are not supported; use the bf16 checkpoint");
+        fail(ErrorKind::unsupported, quantised->where(), ": quantised weights (",
+             method->as_string(), ") are not supported; use the bf16 checkpoint");
       }
     }
   }
@@ -111,13 +115,16 @@ TransformerConfig TransformerConfig::from_json(const Json& json) {
   require(c.head_dim % 2 == 0, ErrorKind::corrupt, where, ": head_dim ", c.head_dim, " is odd");
   for (int64_t axis : c.rope_axes_dim) {
     require(axis >= 0 && axis <= c.head_dim / 2, ErrorKind::corrupt, where, ": rope axes [",
-            c.rope_axes_dim[0], ", ", c.rope_axes_dim[1], ", ", c.rope_axes_dim[2], "] do not fit head_dim ",
-            c.head_dim);
+            c.rope_axes_dim[0], ", ", c.rope_axes_dim[1], ", ", c.rope_axes_dim[2],
+            "] do not fit head_dim ", c.head_dim);
   }
   require(c.rms_norm_eps > 0 && c.rope_theta > 0 && c.base_fps > 0 && c.sound_latent_fps > 0,
-          ErrorKind::corrupt, where, ": rms_norm_eps, rope_theta, base_fps and sound_latent_fps must be positive");
-  require(!c.action_gen || c.action_dim > 0, ErrorKind::corrupt, where, ": action_gen without action_dim");
-  require(!c.sound_gen || c.sound_dim > 0, ErrorKind::corrupt, where, ": sound_gen without sound_dim");
+          ErrorKind::corrupt, where,
+          ": rms_norm_eps, rope_theta, base_fps and sound_latent_fps must be positive");
+  require(!c.action_gen || c.action_dim > 0, ErrorKind::corrupt, where,
+          ": action_gen without action_dim");
+  require(!c.sound_gen || c.sound_dim > 0, ErrorKind::corrupt, where,
+          ": sound_gen without sound_dim");
   return c;
 }
 

@@ -18,8 +18,8 @@ struct TransformerConfig {
   double base_fps = 24;
   bool enable_fps_modulation = true;
   int64_t latent_channel = 48;
-  bool reset_spatial_ids = true;       // unified_3d_mrope_reset_spatial_ids
-  int64_t temporal_margin = 15000;     // unified_3d_mrope_temporal_modality_margin
+  bool reset_spatial_ids = true;    // unified_3d_mrope_reset_spatial_ids
+  int64_t temporal_margin = 15000;  // unified_3d_mrope_temporal_modality_margin
   int64_t latent_patch_size = 2;
   int64_t num_attention_heads = 32;
   int64_t num_hidden_layers = 36;
@@ -40,8 +40,8 @@ struct TransformerConfig {
   bool qk_norm_for_text = true;
   bool use_und_k_norm_for_gen = false;
 
-  // Absent fields keep the defaults above, unknown ones are tolerated; a value this engine does not know
-  // is refused by name, and so are sizes that contradict each other.
+  // Absent fields keep the defaults above, unknown ones are tolerated; a value this engine does not
+  // know is refused by name, and so are sizes that contradict each other.
   static TransformerConfig from_json(const Json& config);
 
   NormKind norm_kind() const {

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "cpu/cpu_backend.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -52,8 +53,7 @@ std::vector<double> embedding(const TimeEmbedder& embedder, double tau) {
 // B18: whatever the type of the weights, the embedding is computed in f32.
 TEST(Transformer, TimestepsAreEmbeddedInF32WithHalfPrecisionWeights) {
   const auto backend = cpu::make_cpu_backend();
-  const auto file =
-      std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico/transformer/config.json";
+  const auto file = source_dir() / "models/cosmos3-pico/transformer/config.json";
   Transformer model(*backend, TransformerConfig::from_json(Json::load(file)), DType::bf16);
   const WeightStore store = random_weights(
       *backend, [&](WeightVisitor& v) { model.visit_gen(v); }, DType::bf16, 1);

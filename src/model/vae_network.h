@@ -96,8 +96,8 @@ class VaePass {
   std::span<const DoublingWeights> doubling_;
   Communicator* ranks_;  // null: this one alone
   int64_t upsample_bytes_;
-  RowRange share_;       // of the rows of latents
-  int64_t halo_ = 0;     // rows on either side that convolutions find in their input
+  RowRange share_;    // of the rows of latents
+  int64_t halo_ = 0;  // rows on either side that convolutions find in their input
   bool first_ = true;
   std::vector<FrameCache> caches_;  // in the order they are taken
   size_t next_cache_ = 0;

@@ -13,6 +13,7 @@
 #include "model/vae_network.h"
 #include "model/vae_tiling.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -664,7 +665,7 @@ TEST(VaeRows, SaysWhenRanksDecodeTogether) {
 class ShippedVae : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico/vae";
+    folder_ = source_dir() / "models/cosmos3-pico/vae";
     if (!std::filesystem::exists(folder_)) GTEST_SKIP() << "no " << folder_;
   }
   std::filesystem::path folder_;

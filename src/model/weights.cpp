@@ -23,7 +23,8 @@ int64_t Linear::in_features() const { return weights.empty() ? 0 : weights.front
 void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual,
            Activation activation) {
   const bool reduces = linear.reduce != nullptr && linear.reduce->size() > 1;
-  require(!reduces || activation == Activation::none, "linear: an activation cannot follow a partial sum");
+  require(!reduces || activation == Activation::none,
+          "linear: an activation cannot follow a partial sum");
   const bool adds = !reduces || linear.reduce->rank() == 0;
   const auto project = [&](const RowRange& part) {
     int64_t column = 0;
@@ -57,8 +58,8 @@ namespace {
 Shape cut(Shape shape, Split split, const Shard& shard, const std::string& name) {
   if (split == Split::none || shard.count == 1) return shape;
   const int dim = split == Split::rows ? 0 : 1;
-  require(shape[dim] % shard.count == 0, "tensor parallelism: dimension ", dim, " of ", name, " ", shape,
-          " does not divide by ", shard.count);
+  require(shape[dim] % shard.count == 0, "tensor parallelism: dimension ", dim, " of ", name, " ",
+          shape, " does not divide by ", shard.count);
   shape[dim] /= shard.count;
   return shape;
 }
@@ -79,10 +80,11 @@ constexpr size_t kBlockAlignment = 256;  // as an arena promises
 MutView take(WeightBlock& block, const Shape& shape, DType dtype, bool read) {
   const auto bytes = static_cast<size_t>(shape.numel() * size_of(dtype));
   const size_t padded = (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
-  require(block.used + padded <= block.capacity, "weights: a block of ", block.capacity, " bytes has no room for ",
-          shape, " behind ", block.used);
-  const MutView room = read ? make_mut_view(block.read + block.used, shape, dtype, block.read_device)
-                            : make_mut_view(block.write + block.used, shape, dtype, block.write_device);
+  require(block.used + padded <= block.capacity, "weights: a block of ", block.capacity,
+          " bytes has no room for ", shape, " behind ", block.used);
+  const MutView room =
+      read ? make_mut_view(block.read + block.used, shape, dtype, block.read_device)
+           : make_mut_view(block.write + block.used, shape, dtype, block.write_device);
   if (read) block.used += padded;
   return room;
 }
@@ -113,7 +115,9 @@ class Lister final : public WeightVisitor {
 
 std::vector<ListedTensor> list_tensors(const VisitFunction& visit) {
   std::vector<ListedTensor> tensors;
-  Lister lister([&](const std::string& name, Shape shape, Split) { tensors.push_back({name, shape}); });
+  Lister lister([&](const std::string& name, Shape shape, Split) {
+    tensors.push_back({name, shape});
+  });
   visit(lister);
   return tensors;
 }
@@ -133,26 +137,30 @@ class WeightLoader final : public WeightVisitor {
 
   // As it lies in the mapped file.
   void table(View& slot, const std::string& name, Shape shape) override {
-    if (block_ != nullptr || backend_.device() == DeviceKind::cpu) return tensor(slot, name, shape, Split::none);
+    if (block_ != nullptr || backend_.device() == DeviceKind::cpu)
+      return tensor(slot, name, shape, Split::none);
     slot = stored(name);
     for (Buffer& buffer : adapted_) store_.buffers_.push_back(std::move(buffer));
     adapted_.clear();
   }
 
-  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>&, int64_t,
-              Split split, bool has_bias) override {
+  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>&,
+              int64_t, Split split, bool has_bias) override {
     std::vector<View> weights, biases;
     for (const std::string& prefix : prefixes) {
       weights.push_back(slice_of(stored(prefix + ".weight"), split, options_.shard));
-      if (has_bias) biases.push_back(slice_of(stored(prefix + ".bias"), bias_split(split), options_.shard));
+      if (has_bias)
+        biases.push_back(slice_of(stored(prefix + ".bias"), bias_split(split), options_.shard));
     }
     slot.weights = place(weights);
     slot.biases = biases.empty() ? biases : place(biases);
-    slot.reduce = split == Split::columns && options_.shard.count > 1 ? options_.shard.group : nullptr;
+    slot.reduce =
+        split == Split::columns && options_.shard.count > 1 ? options_.shard.group : nullptr;
   }
 
   static std::string stored_name(const Safetensors& files, const std::string& name) {
-    return files.find(name) == nullptr && files.find("model." + name) != nullptr ? "model." + name : name;
+    return files.find(name) == nullptr && files.find("model." + name) != nullptr ? "model." + name
+                                                                                 : name;
   }
 
  private:
@@ -165,13 +173,13 @@ class WeightLoader final : public WeightVisitor {
     return adapted.view;
   }
 
-  // Moves parts to the backend: in place where possible, else into one buffer, side by side when the
-  // backend fuses weights.
+  // Moves parts to the backend: in place where possible, else into one buffer, side by side when
+  // the backend fuses weights.
   std::vector<View> place(const std::vector<View>& parts) {
     std::vector<View> placed;
     // A slice of a changed copy is copied once more: the rest of it need not stay in memory.
-    const bool in_place = block_ == nullptr && backend_.device() == DeviceKind::cpu && !backend_.is_dry() &&
-                          (adapted_.empty() || options_.shard.count == 1);
+    const bool in_place = block_ == nullptr && backend_.device() == DeviceKind::cpu &&
+                          !backend_.is_dry() && (adapted_.empty() || options_.shard.count == 1);
     int64_t rows = 0;
     for (const View& part : parts) {
       const DType dtype = options_.dtype.value_or(part.dtype);
@@ -206,7 +214,8 @@ class WeightLoader final : public WeightVisitor {
     MutView write, read;
   };
   Room make_room(Shape shape, DType dtype) {
-    if (block_ != nullptr) return {take(*block_, shape, dtype, false), take(*block_, shape, dtype, true)};
+    if (block_ != nullptr)
+      return {take(*block_, shape, dtype, false), take(*block_, shape, dtype, true)};
     Tensor whole = backend_.allocate_tensor(shape, dtype);
     store_.buffers_.push_back(std::move(whole.buffer));
     return {whole.view, whole.view};
@@ -216,8 +225,10 @@ class WeightLoader final : public WeightVisitor {
     const bool is_plain = part.contiguous() && part.dtype == to.dtype && Safetensors::aligned(part);
     // The backend serves one thread; blocks in host memory may be filled by several.
     if (block_ != nullptr && block_->write != block_->read) {
-      if (is_plain) std::memcpy(to.mut(), part.data, static_cast<size_t>(part.bytes()));
-      else convert(to, part);
+      if (is_plain)
+        std::memcpy(to.mut(), part.data, static_cast<size_t>(part.bytes()));
+      else
+        convert(to, part);
       return;
     }
     if (is_plain) return backend_.upload(to, part);
@@ -261,8 +272,10 @@ class WeightLoader final : public WeightVisitor {
       }
       for (int64_t c = 0; c < width; ++c) {
         const float value = element(from + c * size_of(part.dtype), part.dtype);
-        if (to.dtype == DType::f32) to.as<float>()[r * width + c] = value;
-        else to.as<bf16>()[r * width + c] = to_bf16(value);
+        if (to.dtype == DType::f32)
+          to.as<float>()[r * width + c] = value;
+        else
+          to.as<bf16>()[r * width + c] = to_bf16(value);
       }
     }
   }
@@ -299,22 +312,24 @@ void check_slices(const Safetensors& files, const VisitFunction& visit, const Sh
     Slice& slice = slices[static_cast<size_t>(at)];
     const int64_t pieces = slice.view.contiguous() ? 1 : slice.view.dim(0);
     for (int64_t i = 0; i < pieces && slice.fault.empty(); ++i) {
-      const auto fault = first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
+      const auto fault =
+          first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
       if (fault) slice.fault = pieces > 1 ? concat(*fault, " of row ", i) : *fault;
     }
   });
   FaultList faults;
   for (const Slice& slice : slices) {
     if (slice.fault.empty()) continue;
-    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ", slice.fault, " of slice ",
-               shard.index, " of ", shard.count);
+    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ",
+               slice.fault, " of slice ", shard.index, " of ", shard.count);
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
 }
 
 }  // namespace
 
-void check_weights(const Safetensors& files, const VisitFunction& visit, const LoadOptions& options) {
+void check_weights(const Safetensors& files, const VisitFunction& visit,
+                   const LoadOptions& options) {
   std::vector<TensorExpectation> expected;
   Lister lister([&](const std::string& name, Shape shape, Split split) {
     cut(shape, split, options.shard, name);
@@ -323,8 +338,10 @@ void check_weights(const Safetensors& files, const VisitFunction& visit, const L
   visit(lister);
   check_tensors(files, expected, options.ignored);
   if (!options.check_finite) return;
-  if (options.shard.count == 1) check_finite(files, expected);
-  else check_slices(files, visit, options.shard);
+  if (options.shard.count == 1)
+    check_finite(files, expected);
+  else
+    check_slices(files, visit, options.shard);
 }
 
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
@@ -335,8 +352,8 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
   return store;
 }
 
-void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
-                WeightBlock& block) {
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit,
+                const LoadOptions& options, WeightBlock& block) {
   WeightStore store;
   WeightLoader loader(backend, files, store, options, &block);
   visit(loader);
@@ -357,8 +374,8 @@ class BlockSizer final : public WeightVisitor {
   void tensor(View&, const std::string& name, Shape shape, Split split) override {
     add(cut(shape, split, shard_, name).numel(), name);
   }
-  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out, int64_t in,
-              Split split, bool has_bias) override {
+  void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
+              int64_t in, Split split, bool has_bias) override {
     int64_t weights = 0, biases = 0;
     for (size_t i = 0; i < prefixes.size(); ++i) {
       const Shape shape = cut({out[i], in}, split, shard_, prefixes[i]);
@@ -382,8 +399,8 @@ class BlockSizer final : public WeightVisitor {
 
 }  // namespace
 
-int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string&)>& dtype_of,
-                    const Shard& shard) {
+int64_t block_bytes(const VisitFunction& visit,
+                    const std::function<DType(const std::string&)>& dtype_of, const Shard& shard) {
   BlockSizer sizer(dtype_of, shard);
   visit(sizer);
   return sizer.bytes();
@@ -404,8 +421,8 @@ class Placer final : public WeightVisitor {
   void tensor(View& slot, const std::string& name, Shape shape, Split split) override {
     slot = make(cut(shape, split, shard_, name));
   }
-  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
-              int64_t in, Split split, bool has_bias) override {
+  void linear(Linear& slot, const std::vector<std::string>& prefixes,
+              const std::vector<int64_t>& out, int64_t in, Split split, bool has_bias) override {
     slot = {};
     int64_t rows = 0;
     for (size_t i = 0; i < prefixes.size(); ++i) {
@@ -423,7 +440,8 @@ class Placer final : public WeightVisitor {
   View make(Shape shape) {
     bytes_ += shape.numel() * size_of(dtype_);
     // One page of address space stands for any weight of a dry run.
-    return make_view(reinterpret_cast<const void*>(uintptr_t{1} << 42), shape, dtype_, dry_.device());
+    return make_view(reinterpret_cast<const void*>(uintptr_t{1} << 42), shape, dtype_,
+                     dry_.device());
   }
 
   Backend& dry_;
@@ -460,8 +478,8 @@ class RandomSlices : public WeightVisitor {
   void tensor(View& slot, const std::string& name, Shape shape, Split split) final {
     slot = place({{shape, split, name}}, RandomCuts::is_ones(name)).front();
   }
-  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
-              int64_t in, Split split, bool has_bias) final {
+  void linear(Linear& slot, const std::vector<std::string>& prefixes,
+              const std::vector<int64_t>& out, int64_t in, Split split, bool has_bias) final {
     std::vector<Part> weights, biases;
     for (size_t i = 0; i < prefixes.size(); ++i) {
       weights.push_back({{out[i], in}, split, prefixes[i]});
@@ -473,7 +491,8 @@ class RandomSlices : public WeightVisitor {
   }
 
  protected:
-  RandomSlices(const Backend& backend, const Shard& shard) : fuses_(backend.fuses_weights()), shard_(shard) {}
+  RandomSlices(const Backend& backend, const Shard& shard)
+      : fuses_(backend.fuses_weights()), shard_(shard) {}
 
   struct Room {
     MutView write, read;  // `write` is empty where nothing is written
@@ -539,7 +558,8 @@ class RandomSlices : public WeightVisitor {
 
 class RandomWeights final : public RandomSlices {
  public:
-  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed, const Shard& shard)
+  RandomWeights(Backend& backend, WeightStore& store, DType dtype, uint64_t seed,
+                const Shard& shard)
       : RandomSlices(backend, shard), backend_(backend), store_(store), dtype_(dtype) {
     const std::vector<float> values = RandomCuts::normals(seed);
     noise_ = backend.allocate_tensor({RandomCuts::kBlock}, dtype);
@@ -556,8 +576,8 @@ class RandomWeights final : public RandomSlices {
     Tensor table = allocate_host_tensor(shape, dtype_);
     const int64_t width = size_of(dtype_);
     RandomCuts().next(shape.numel(), [&](int64_t at, int64_t from, int64_t count) {
-      std::memcpy(table.view.as<std::byte>() + at * width, noise.view.as<std::byte>() + from * width,
-                  static_cast<size_t>(count * width));
+      std::memcpy(table.view.as<std::byte>() + at * width,
+                  noise.view.as<std::byte>() + from * width, static_cast<size_t>(count * width));
     });
     slot = table.view;
     store_.buffers_.push_back(std::move(table.buffer));
@@ -570,7 +590,9 @@ class RandomWeights final : public RandomSlices {
     store_.buffers_.push_back(std::move(tensor.buffer));
     return {tensor.view, tensor.view};
   }
-  Tensor make_scratch(const Shape& shape) override { return backend_.allocate_tensor(shape, dtype_); }
+  Tensor make_scratch(const Shape& shape) override {
+    return backend_.allocate_tensor(shape, dtype_);
+  }
   void fill_ones(MutView out) override { backend_.fill(out, 1.0f); }
   void copy(MutView out, View x) override { backend_.copy(out, x); }
 
@@ -591,12 +613,14 @@ namespace {
 
 class RandomBlock final : public RandomSlices {
  public:
-  RandomBlock(const Backend& backend, DType dtype, uint64_t seed, const Shard& shard, WeightBlock& block)
+  RandomBlock(const Backend& backend, DType dtype, uint64_t seed, const Shard& shard,
+              WeightBlock& block)
       : RandomSlices(backend, shard), dtype_(dtype), block_(block) {
     if (block.write == nullptr) return;
     const std::vector<float> normals = RandomCuts::normals(seed);
     noise_ = allocate_host_tensor({RandomCuts::kBlock}, dtype);
-    for (size_t i = 0; i < normals.size(); ++i) store(noise_.view, static_cast<int64_t>(i), RandomCuts::kDeviation * normals[i]);
+    for (size_t i = 0; i < normals.size(); ++i)
+      store(noise_.view, static_cast<int64_t>(i), RandomCuts::kDeviation * normals[i]);
   }
 
  private:
@@ -612,14 +636,17 @@ class RandomBlock final : public RandomSlices {
   void copy(MutView out, View x) override {
     const int64_t pieces = x.contiguous() ? 1 : x.dim(0), bytes = out.bytes() / pieces;
     for (int64_t i = 0; i < pieces; ++i) {
-      std::memcpy(out.as<std::byte>() + i * bytes, x.as<std::byte>() + i * x.stride(0) * size_of(dtype_),
+      std::memcpy(out.as<std::byte>() + i * bytes,
+                  x.as<std::byte>() + i * x.stride(0) * size_of(dtype_),
                   static_cast<size_t>(bytes));
     }
   }
 
   void store(const MutView& to, int64_t i, float value) const {
-    if (dtype_ == DType::f32) to.as<float>()[i] = value;
-    else to.as<bf16>()[i] = to_bf16(value);
+    if (dtype_ == DType::f32)
+      to.as<float>()[i] = value;
+    else
+      to.as<bf16>()[i] = to_bf16(value);
   }
 
   DType dtype_;
@@ -628,8 +655,8 @@ class RandomBlock final : public RandomSlices {
 
 }  // namespace
 
-void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, const Shard& shard,
-                  WeightBlock& block) {
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
+                  const Shard& shard, WeightBlock& block) {
   RandomBlock visitor(backend, dtype, seed, shard, block);
   visit(visitor);
 }

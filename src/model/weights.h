@@ -1,5 +1,5 @@
-// A model's tensors, listed once. Each network has one function visit(weights, config, visitor) that
-// names every tensor with its slot and shape; checking, loading, sharding, sizing and random
+// A model's tensors, listed once. Each network has one function visit(weights, config, visitor)
+// that names every tensor with its slot and shape; checking, loading, sharding, sizing and random
 // initialisation are visitors over that list.
 #pragma once
 
@@ -32,8 +32,9 @@ struct Linear {
   int64_t in_features() const;
 };
 
-// out = activation(x . w^T + b) + residual. `out` spans the parts side by side; `residual` may be `out`
-// itself. With `reduce`, bias and residual are added once, to the first rank's part of the sum.
+// out = activation(x . w^T + b) + residual. `out` spans the parts side by side; `residual` may be
+// `out` itself. With `reduce`, bias and residual are added once, to the first rank's part of the
+// sum.
 void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual = {},
            Activation activation = Activation::none);
 
@@ -41,11 +42,15 @@ class WeightVisitor {
  public:
   virtual ~WeightVisitor() = default;
   // One tensor of the checkpoint; `slot` is its place in the weights struct.
-  virtual void tensor(View& slot, const std::string& name, Shape shape, Split split = Split::none) = 0;
-  // A matrix of which a call takes a few rows (Backend::gather_rows): it need not leave host memory.
-  virtual void table(View& slot, const std::string& name, Shape shape) { tensor(slot, name, shape); }
-  // Matrices [out[i], in] named prefixes[i] + ".weight" (and ".bias" [out[i]] when has_bias), all split
-  // the same way. A bias is cut with Split::rows and whole with Split::columns.
+  virtual void tensor(View& slot, const std::string& name, Shape shape,
+                      Split split = Split::none) = 0;
+  // A matrix of which a call takes a few rows (Backend::gather_rows): it need not leave host
+  // memory.
+  virtual void table(View& slot, const std::string& name, Shape shape) {
+    tensor(slot, name, shape);
+  }
+  // Matrices [out[i], in] named prefixes[i] + ".weight" (and ".bias" [out[i]] when has_bias), all
+  // split the same way. A bias is cut with Split::rows and whole with Split::columns.
   virtual void linear(Linear& slot, const std::vector<std::string>& prefixes,
                       const std::vector<int64_t>& out, int64_t in, Split split, bool has_bias) = 0;
 };
@@ -79,14 +84,16 @@ struct LoadOptions {
   Shard shard;
   // Names in the files that no slot asks for and that are no fault.
   std::function<bool(std::string_view)> ignored;
-  // A changed host copy of a stored tensor, same shape and type, or an empty Tensor to take it as it is.
+  // A changed host copy of a stored tensor, same shape and type, or an empty Tensor to take it as
+  // it is.
   std::function<Tensor(const std::string& name, const View& stored)> adapt;
   bool check_finite = true;  // of this rank's slices
 };
 
 // Names, shapes, types and, when asked, finite values of everything: one Error lists all faults.
 // A name is looked up as listed and with a leading "model.".
-void check_weights(const Safetensors& files, const VisitFunction& visit, const LoadOptions& options);
+void check_weights(const Safetensors& files, const VisitFunction& visit,
+                   const LoadOptions& options);
 
 // Fills the slots. The files have been checked.
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
@@ -96,8 +103,8 @@ WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunctio
 WeightStore load_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
                          const LoadOptions& options);
 
-// Memory that weights are laid into one after another, each at a multiple of 256 bytes. What is written
-// at `write` is read at `read`, the same places of two blocks, or of one.
+// Memory that weights are laid into one after another, each at a multiple of 256 bytes. What is
+// written at `write` is read at `read`, the same places of two blocks, or of one.
 struct WeightBlock {
   std::byte* write = nullptr;
   std::byte* read = nullptr;
@@ -106,23 +113,25 @@ struct WeightBlock {
   size_t used = 0;
 };
 
-// As fill_weights(), into `block`; nothing else holds the weights. The block lies on this backend, or
-// its `write` side in host memory, which is then filled by the calling thread.
-void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit, const LoadOptions& options,
-                WeightBlock& block);
+// As fill_weights(), into `block`; nothing else holds the weights. The block lies on this backend,
+// or its `write` side in host memory, which is then filled by the calling thread.
+void fill_block(Backend& backend, const Safetensors& files, const VisitFunction& visit,
+                const LoadOptions& options, WeightBlock& block);
 
 // Bytes that fill_block() lays out. `dtype_of` says how a tensor is held.
-int64_t block_bytes(const VisitFunction& visit, const std::function<DType(const std::string& name)>& dtype_of,
+int64_t block_bytes(const VisitFunction& visit,
+                    const std::function<DType(const std::string& name)>& dtype_of,
                     const Shard& shard);
 // The type a tensor of these files is held in.
 DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name);
 
-// Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a rank
-// would hold. For dry runs.
-int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype, const Shard& shard = {});
+// Fills the slots with addresses of the right shapes that must not be touched; returns the bytes a
+// rank would hold. For dry runs.
+int64_t place_weights(Backend& dry, const VisitFunction& visit, DType dtype,
+                      const Shard& shard = {});
 
-// The values of random weights: vectors named like norms are 1, all others are cut from one block of
-// normals, each at another offset, with a deviation that keeps activations of order one.
+// The values of random weights: vectors named like norms are 1, all others are cut from one block
+// of normals, each at another offset, with a deviation that keeps activations of order one.
 class RandomCuts {
  public:
   static constexpr int64_t kBlock = int64_t{1} << 22;
@@ -130,23 +139,24 @@ class RandomCuts {
   static bool is_ones(std::string_view name);
   // kBlock standard normals.
   static std::vector<float> normals(uint64_t seed);
-  // Calls piece(at, from, count) for each run of a tensor's `count` values, elements [from, from + count)
-  // of the block.
-  void next(int64_t count, const std::function<void(int64_t at, int64_t from, int64_t count)>& piece);
+  // Calls piece(at, from, count) for each run of a tensor's `count` values, elements [from, from +
+  // count) of the block.
+  void next(int64_t count,
+            const std::function<void(int64_t at, int64_t from, int64_t count)>& piece);
 
  private:
   int64_t next_ = 0;
 };
 
-// Random weights in place of files, made on the backend. A rank's slice has the values that the whole has there. For
-// benchmarks.
+// Random weights in place of files, made on the backend. A rank's slice has the values that the
+// whole has there. For benchmarks.
 WeightStore random_weights(Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
                            const Shard& shard = {});
 
-// As random_weights(), into a block whose `write` side lies in host memory; without one the slots are
-// set and nothing is written.
-void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed, const Shard& shard,
-                  WeightBlock& block);
+// As random_weights(), into a block whose `write` side lies in host memory; without one the slots
+// are set and nothing is written.
+void random_block(const Backend& backend, const VisitFunction& visit, DType dtype, uint64_t seed,
+                  const Shard& shard, WeightBlock& block);
 
 struct ListedTensor {
   std::string name;

@@ -11,8 +11,10 @@ enum class DType : uint8_t { f32, bf16, f16, i32, i64, u8 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: case DType::i32: return 4;
-    case DType::bf16: case DType::f16: return 2;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
     case DType::i64: return 8;
     case DType::u8: return 1;
   }

@@ -37,8 +37,10 @@ Buffer allocate_host(size_t bytes) {
   constexpr size_t kLargest = std::numeric_limits<size_t>::max() / 2;
   const size_t size = round_up(bytes ? bytes : 1, kHostAlignment);
   void* data = bytes <= kLargest ? std::aligned_alloc(kHostAlignment, size) : nullptr;
-  require(data != nullptr, ErrorKind::out_of_memory, "host memory: cannot allocate ", bytes, " bytes");
-  return Buffer(data, size, DeviceKind::cpu, [](void*, void* p, size_t) { std::free(p); }, nullptr);
+  require(data != nullptr, ErrorKind::out_of_memory, "host memory: cannot allocate ", bytes,
+          " bytes");
+  return Buffer(
+      data, size, DeviceKind::cpu, [](void*, void* p, size_t) { std::free(p); }, nullptr);
 }
 
 Tensor allocate_host_tensor(Shape shape, DType dtype) {
@@ -65,9 +67,11 @@ Arena Arena::measuring(DeviceKind device) {
 }
 
 MutView Arena::make(Shape shape, DType dtype) {
-  const size_t bytes = round_up(static_cast<size_t>(shape.numel() * size_of(dtype)), kArenaAlignment);
-  require(bytes <= capacity_ - used_, ErrorKind::out_of_memory, "arena: ", shape, " ", name_of(dtype),
-          " needs ", bytes, " bytes, but ", capacity_ - used_, " of ", capacity_, " are left");
+  const size_t bytes =
+      round_up(static_cast<size_t>(shape.numel() * size_of(dtype)), kArenaAlignment);
+  require(bytes <= capacity_ - used_, ErrorKind::out_of_memory, "arena: ", shape, " ",
+          name_of(dtype), " needs ", bytes, " bytes, but ", capacity_ - used_, " of ", capacity_,
+          " are left");
   MutView view = make_mut_view(base_ + used_, shape, dtype, device_);
   used_ += bytes;
   if (used_ > peak_) peak_ = used_;

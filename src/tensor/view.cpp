@@ -58,8 +58,8 @@ bool View::rows_contiguous() const { return rank() == 0 || dim(-1) == 1 || strid
 
 View View::slice(int d, int64_t begin, int64_t size) const {
   if (d < 0) d += rank();
-  require(d >= 0 && d < rank() && begin >= 0 && size >= 0 && begin + size <= shape[d], "slice [", begin,
-          ", +", size, ") of dimension ", d, " of ", shape);
+  require(d >= 0 && d < rank() && begin >= 0 && size >= 0 && begin + size <= shape[d], "slice [",
+          begin, ", +", size, ") of dimension ", d, " of ", shape);
   View out = *this;
   out.shape[d] = size;
   out.data = static_cast<const std::byte*>(data) + begin * strides[d] * size_of(dtype);
@@ -98,8 +98,10 @@ View View::reshape(std::initializer_list<int64_t> dims) const {
   int64_t known = 1;
   int inferred = -1;
   for (int64_t dim : dims) {
-    if (dim < 0) inferred = to.rank();
-    else known *= dim;
+    if (dim < 0)
+      inferred = to.rank();
+    else
+      known *= dim;
     to.push_back(dim);
   }
   if (inferred >= 0) to[inferred] = known == 0 ? 0 : numel() / known;
@@ -118,16 +120,18 @@ View View::reshape(std::initializer_list<int64_t> dims) const {
     int64_t old_size = i < rank() ? shape[i] : 1, new_size = to[j];
     int i_end = i + (i < rank() ? 1 : 0), j_end = j + 1;
     while (old_size != new_size) {
-      if (old_size < new_size) old_size *= shape[i_end++];
-      else new_size *= to[j_end++];
+      if (old_size < new_size)
+        old_size *= shape[i_end++];
+      else
+        new_size *= to[j_end++];
     }
     // Each dimension must continue the one behind it; those of size 1 have no say.
     int64_t step = 1, next = -1;
     for (int d = i_end - 1; d >= i; --d) {
       if (shape[d] == 1) continue;
       if (next < 0) step = next = strides[d];
-      require(strides[d] == next, "reshape: ", shape, " with strides ", strides, " cannot become ", to,
-              " without a copy");
+      require(strides[d] == next, "reshape: ", shape, " with strides ", strides, " cannot become ",
+              to, " without a copy");
       next *= shape[d];
     }
     for (int d = j_end - 1; d >= j; --d) {

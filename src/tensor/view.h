@@ -52,29 +52,40 @@ struct View {
   bool rows_contiguous() const;  // last stride 1 (or last dim 1)
 
   View slice(int dim, int64_t begin, int64_t size) const;
-  View select(int dim, int64_t index) const;                 // drops the dimension
+  View select(int dim, int64_t index) const;  // drops the dimension
   View permute(std::initializer_list<int> order) const;
-  View reshape(std::initializer_list<int64_t> dims) const;   // splits/merges dims that allow it; -1 infers one
-  View expand(int dim, int64_t size) const;                  // dim of size 1 -> stride 0
+  View reshape(std::initializer_list<int64_t> dims)
+      const;                                 // splits/merges dims that allow it; -1 infers one
+  View expand(int dim, int64_t size) const;  // dim of size 1 -> stride 0
   View unsqueeze(int dim) const;
 
   template <typename T>
-  const T* as() const { return static_cast<const T*>(data); }
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
 };
 
 struct MutView : View {
   void* mut() const { return const_cast<void*>(data); }
   template <typename T>
-  T* as() const { return static_cast<T*>(mut()); }
+  T* as() const {
+    return static_cast<T*>(mut());
+  }
 
-  MutView slice(int d, int64_t begin, int64_t size) const { return cast(View::slice(d, begin, size)); }
+  MutView slice(int d, int64_t begin, int64_t size) const {
+    return cast(View::slice(d, begin, size));
+  }
   MutView select(int d, int64_t index) const { return cast(View::select(d, index)); }
   MutView permute(std::initializer_list<int> order) const { return cast(View::permute(order)); }
   MutView reshape(std::initializer_list<int64_t> dims) const { return cast(View::reshape(dims)); }
   MutView unsqueeze(int d) const { return cast(View::unsqueeze(d)); }
 
   // The one place where a View becomes writable: only for memory that was handed out writable.
-  static MutView cast(const View& view) { MutView m; static_cast<View&>(m) = view; return m; }
+  static MutView cast(const View& view) {
+    MutView m;
+    static_cast<View&>(m) = view;
+    return m;
+  }
 };
 
 View make_view(const void* data, Shape shape, DType dtype, DeviceKind device = DeviceKind::cpu);

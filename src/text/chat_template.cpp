@@ -63,21 +63,13 @@ class Renderer {
     for (const Statement& statement : block) {
       step(statement.begin, statement.end);
       switch (statement.kind) {
-        case Statement::Kind::text:
-          emit(statement.text, statement);
-          break;
+        case Statement::Kind::text: emit(statement.text, statement); break;
         case Statement::Kind::output:
           emit(printed(evaluate(*statement.value), *statement.value), statement);
           break;
-        case Statement::Kind::condition:
-          run_condition(statement);
-          break;
-        case Statement::Kind::loop:
-          run_loop(statement);
-          break;
-        case Statement::Kind::set:
-          run_set(statement);
-          break;
+        case Statement::Kind::condition: run_condition(statement); break;
+        case Statement::Kind::loop: run_loop(statement); break;
+        case Statement::Kind::set: run_set(statement); break;
         case Statement::Kind::macro: {
           Value value;
           value.type = Type::macro;
@@ -214,18 +206,12 @@ class Renderer {
 
   std::string printed(const Value& value, const Expression& at) const {
     switch (value.type) {
-      case Type::undefined:
-        return {};
-      case Type::none:
-        return "None";
-      case Type::boolean:
-        return value.integer != 0 ? "True" : "False";
-      case Type::integer:
-        return concat(value.integer);
-      case Type::text:
-        return value.text;
-      default:
-        refuse(at, "only texts, integers, booleans and none can be written");
+      case Type::undefined: return {};
+      case Type::none: return "None";
+      case Type::boolean: return value.integer != 0 ? "True" : "False";
+      case Type::integer: return concat(value.integer);
+      case Type::text: return value.text;
+      default: refuse(at, "only texts, integers, booleans and none can be written");
     }
   }
 
@@ -240,38 +226,24 @@ class Renderer {
 
   Value value_of(const Expression& e) {
     switch (e.kind) {
-      case Kind::text:
-        return Value::of(e.text);
-      case Kind::integer:
-        return Value::of(e.integer);
-      case Kind::boolean:
-        return Value::of(e.integer != 0);
-      case Kind::none:
-        return Value::none();
+      case Kind::text: return Value::of(e.text);
+      case Kind::integer: return Value::of(e.integer);
+      case Kind::boolean: return Value::of(e.integer != 0);
+      case Kind::none: return Value::none();
       case Kind::name: {
         const Value* value = find(e.text);
         return value != nullptr ? *value : undefined(e.text);
       }
-      case Kind::list:
-        return list_of(e);
-      case Kind::dict:
-        return dict_of(e);
-      case Kind::member:
-        return member(e, evaluate(*e.parts[0]), e.text);
-      case Kind::index:
-        return index(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
-      case Kind::slice:
-        return slice(e);
-      case Kind::call:
-        return call(e);
-      case Kind::filter:
-        return filter(e);
-      case Kind::test:
-        return Value::of(test(e));
-      case Kind::negation:
-        return Value::of(!evaluate(*e.parts[0]).truthy());
-      case Kind::minus:
-        return minus(e);
+      case Kind::list: return list_of(e);
+      case Kind::dict: return dict_of(e);
+      case Kind::member: return member(e, evaluate(*e.parts[0]), e.text);
+      case Kind::index: return index(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
+      case Kind::slice: return slice(e);
+      case Kind::call: return call(e);
+      case Kind::filter: return filter(e);
+      case Kind::test: return Value::of(test(e));
+      case Kind::negation: return Value::of(!evaluate(*e.parts[0]).truthy());
+      case Kind::minus: return minus(e);
       case Kind::either: {
         Value left = evaluate(*e.parts[0]);
         return left.truthy() ? left : evaluate(*e.parts[1]);
@@ -280,8 +252,7 @@ class Renderer {
         Value left = evaluate(*e.parts[0]);
         return left.truthy() ? evaluate(*e.parts[1]) : left;
       }
-      case Kind::binary:
-        return binary(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
+      case Kind::binary: return binary(e, evaluate(*e.parts[0]), evaluate(*e.parts[1]));
       case Kind::conditional:
         if (evaluate(*e.parts[1]).truthy()) return evaluate(*e.parts[0]);
         return e.parts[2] != nullptr ? evaluate(*e.parts[2]) : undefined("");

@@ -173,8 +173,7 @@ class ExpressionParser {
   ExpressionPtr primary() {
     Token token = scanner_.take();
     switch (token.kind) {
-      case Token::Kind::name:
-        return named(token);
+      case Token::Kind::name: return named(token);
       case Token::Kind::text:
         while (scanner_.peek().kind == Token::Kind::text) token.text += scanner_.take().text;
         return leaf(Kind::text, token);
@@ -193,8 +192,7 @@ class ExpressionParser {
         if (token.text == "[") return sequence(token);
         if (token.text == "{") return dictionary(token);
         break;
-      case Token::Kind::end:
-        break;
+      case Token::Kind::end: break;
     }
     source_.refuse(token.begin, token.end, "expected an expression");
   }

@@ -12,8 +12,7 @@ bool equal(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return a.integer == b.integer;
   if (a.type != b.type) return false;
   switch (a.type) {
-    case Type::text:
-      return a.text == b.text;
+    case Type::text: return a.text == b.text;
     case Type::list:
       return std::equal(a.list->begin(), a.list->end(), b.list->begin(), b.list->end(), equal);
     case Type::dict:
@@ -21,12 +20,9 @@ bool equal(const Value& a, const Value& b) {
                         [](const auto& x, const auto& y) {
                           return x.first == y.first && equal(x.second, y.second);
                         });
-    case Type::space:
-      return a.members == b.members;
-    case Type::macro:
-      return a.macro == b.macro;
-    default:
-      return true;
+    case Type::space: return a.members == b.members;
+    case Type::macro: return a.macro == b.macro;
+    default: return true;
   }
 }
 

@@ -77,20 +77,14 @@ struct Value {
   bool truthy() const {
     switch (type) {
       case Type::undefined:
-      case Type::none:
-        return false;
+      case Type::none: return false;
       case Type::boolean:
-      case Type::integer:
-        return integer != 0;
-      case Type::text:
-        return !text.empty();
-      case Type::list:
-        return !list->empty();
-      case Type::dict:
-        return !members->empty();
+      case Type::integer: return integer != 0;
+      case Type::text: return !text.empty();
+      case Type::list: return !list->empty();
+      case Type::dict: return !members->empty();
       case Type::space:
-      case Type::macro:
-        return true;
+      case Type::macro: return true;
     }
     return false;
   }

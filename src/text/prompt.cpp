@@ -93,8 +93,7 @@ std::string sentence_of(std::string_view prompt) {
 
 std::string_view text_of(SystemPrompt prompt) {
   switch (prompt) {
-    case SystemPrompt::none:
-      return {};
+    case SystemPrompt::none: return {};
     case SystemPrompt::image:
       return "You are a helpful assistant who will generate images from a give prompt.";
     case SystemPrompt::video:

@@ -6,13 +6,12 @@
 
 #include "expect_error.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
-std::filesystem::path pico_folder() {
-  return std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico/text_tokenizer";
-}
+std::filesystem::path pico_folder() { return source_dir() / "models/cosmos3-pico/text_tokenizer"; }
 
 TEST(Prompt, SentencesFollowThePrompt) {
   const PromptSettings settings;

@@ -70,21 +70,11 @@ void write_number(std::string& out, double value) {
 void write(std::string& out, const Json& value) {
   std::string_view separator;
   switch (value.kind()) {
-    case Json::Kind::null:
-      out += "null";
-      return;
-    case Json::Kind::boolean:
-      out += value.as_bool() ? "true" : "false";
-      return;
-    case Json::Kind::integer:
-      out += std::to_string(value.as_int());
-      return;
-    case Json::Kind::number:
-      write_number(out, value.as_double());
-      return;
-    case Json::Kind::string:
-      write_text(out, value.as_string());
-      return;
+    case Json::Kind::null: out += "null"; return;
+    case Json::Kind::boolean: out += value.as_bool() ? "true" : "false"; return;
+    case Json::Kind::integer: out += std::to_string(value.as_int()); return;
+    case Json::Kind::number: write_number(out, value.as_double()); return;
+    case Json::Kind::string: write_text(out, value.as_string()); return;
     case Json::Kind::array:
       out += '[';
       for (const Json& item : value.items()) {

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "expect_error.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 #include "text/normal_form.h"
 #include "text/utf8.h"
 
@@ -16,9 +17,7 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::filesystem::path pico_folder() {
-  return std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico/text_tokenizer";
-}
+std::filesystem::path pico_folder() { return source_dir() / "models/cosmos3-pico/text_tokenizer"; }
 
 const Tokenizer& pico() {
   static const Tokenizer tokenizer = Tokenizer::load(pico_folder());

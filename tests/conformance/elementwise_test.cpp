@@ -1,5 +1,5 @@
-#include <cstring>
 #include <cmath>
+#include <cstring>
 
 #include "conformance/harness.h"
 
@@ -282,8 +282,11 @@ TEST_P(Elementwise, GatherRowsOfAHostTable) {
       TestTensor table(*backend_, {19, 600}, table_type, Layout::pitched);
       table.randomise(50);
       const View& host = table.host();
-      std::vector<std::byte> bytes(static_cast<size_t>(host.stride(0) * 19 * size_of(table_type)) + 1);
-      std::memcpy(bytes.data() + 1, host.data, bytes.size() - 1 - static_cast<size_t>((host.stride(0) - 600) * size_of(table_type)));
+      std::vector<std::byte> bytes(static_cast<size_t>(host.stride(0) * 19 * size_of(table_type)) +
+                                   1);
+      std::memcpy(
+          bytes.data() + 1, host.data,
+          bytes.size() - 1 - static_cast<size_t>((host.stride(0) - 600) * size_of(table_type)));
       View moved = host;
       if (backend_->device() != DeviceKind::cpu) moved.data = bytes.data() + 1;
       const std::vector<int64_t> ids{3, 0, 18, 3, 7};

@@ -23,17 +23,12 @@
 #include "engine/ranks.h"
 #include "model/presets.h"
 #include "orrery/engine.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
 constexpr int64_t kEngineChoice = 0;
-
-// Where recipes and the checkpoint are when the tests have moved.
-std::filesystem::path source_folder() {
-  const char* moved = std::getenv("ORRERY_SOURCE_DIR");
-  return moved != nullptr ? moved : ORRERY_SOURCE_DIR;
-}
 
 int count_devices() {
   int count = 0;
@@ -380,10 +375,10 @@ TEST_F(DeviceMesh, RandomModelGivesTheOneDeviceOutputInBf16) {
   expect_one_device_output(model, DType::bf16, random_of(DType::bf16));
 }
 
-// The checkpoint of the repository; ORRERY_SOURCE_DIR says where it is when the tests have moved.
+// The checkpoint of the repository.
 // Layers stay on the device, or take turns there.
 TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
-  const std::filesystem::path folder = source_folder() / "models/cosmos3-pico/transformer";
+  const std::filesystem::path folder = source_dir() / "models/cosmos3-pico/transformer";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
   Model model;
   model.config = TransformerConfig::from_json(Json::load(folder / "config.json"));
@@ -404,7 +399,8 @@ TEST_F(DeviceMesh, PicoGivesTheOneDeviceOutput) {
 
 // --- whole requests ------------------------------------------------------------------------------
 
-// Odd numbers of tokens: 5 latent frames of 17 x 15; 9 latent rows for one rank's decode, 8 for the other's.
+// Odd numbers of tokens: 5 latent frames of 17 x 15; 9 latent rows for one rank's decode, 8 for the
+// other's.
 Result generate(const std::string& dtype, const Mesh& mesh, const std::string& offload,
                 const std::string& recipe) {
   EngineOptions options;
@@ -414,19 +410,19 @@ Result generate(const std::string& dtype, const Mesh& mesh, const std::string& o
   options.cp_degree = mesh.cp;
   options.cfg_degree = mesh.cfg;
   options.offload = offload;
-  if (!recipe.empty()) options.attention = source_folder() / "recipes/attention" / recipe;
+  if (!recipe.empty()) options.attention = source_dir() / "recipes/attention" / recipe;
   Request request = e2e::small_request(272, 240, 17);
   request.num_inference_steps = 4;
   request.seed = 11;
-  return Engine::open(source_folder() / "models/cosmos3-pico", options).generate(request);
+  return Engine::open(source_dir() / "models/cosmos3-pico", options).generate(request);
 }
 
 // Every mesh of two x strategy x offload: the clip of one device. In f32 the sum of a few steps'
-// roundings; in bf16 what the clip test allows between devices, and three times as much where blocks
-// are selected, as in tolerance(). Guidance ranks share the work of decoding, whose convolutions of
-// fewer rows may add in another order: half a level at most.
+// roundings; in bf16 what the clip test allows between devices, and three times as much where
+// blocks are selected, as in tolerance(). Guidance ranks share the work of decoding, whose
+// convolutions of fewer rows may add in another order: half a level at most.
 TEST_F(DeviceMesh, EngineGivesTheOneDeviceClip) {
-  if (!std::filesystem::exists(source_folder() / "models/cosmos3-pico")) GTEST_SKIP();
+  if (!std::filesystem::exists(source_dir() / "models/cosmos3-pico")) GTEST_SKIP();
   for (const char* recipe : {"", "pico-mixed-layers.json", "pico-static-sparse.json"}) {
     for (const char* dtype : {"fp32", "bf16"}) {
       const Result want = generate(dtype, {}, "none", recipe);
@@ -434,8 +430,8 @@ TEST_F(DeviceMesh, EngineGivesTheOneDeviceClip) {
       for (const Mesh& mesh : {Mesh{2, 1, 1}, Mesh{1, 2, 1}, Mesh{1, 1, 2}}) {
         for (const char* offload : {"none", "model", "layer"}) {
           const Result got = generate(dtype, mesh, offload, recipe);
-          const std::string label = concat(dtype, " tp ", mesh.tp, " cp ", mesh.cp, " cfg ", mesh.cfg,
-                                           ", offload ", offload, ", ", recipe);
+          const std::string label = concat(dtype, " tp ", mesh.tp, " cp ", mesh.cp, " cfg ",
+                                           mesh.cfg, ", offload ", offload, ", ", recipe);
           ASSERT_EQ(got.latents.shape, want.latents.shape) << label;
           const double off = difference(got.latents.values, want.latents.values);
           const double fidelity = psnr(got.frames, want.frames);

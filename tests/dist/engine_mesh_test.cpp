@@ -13,6 +13,7 @@
 #include "orrery/bench.h"
 #include "orrery/engine.h"
 #include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -106,8 +107,7 @@ TEST(EngineMesh, ImageToVideoUnderAMixedSchedule) {
   Request request = small_clip();
   request.image = picture(1, 80, 96);
   request.num_inference_steps = 3;
-  std::ifstream file(std::string(ORRERY_SOURCE_DIR) +
-                     "/recipes/attention/pico-dense-mixed-dense.json");
+  std::ifstream file(source_dir().string() + "/recipes/attention/pico-dense-mixed-dense.json");
   std::stringstream text;
   text << file.rdbuf();
   expect_same_on(kMeshes, request, text.str());

@@ -23,12 +23,29 @@ std::string read_bytes(const fs::path& file) {
 }
 
 std::vector<std::string> small_clip(const fs::path& output) {
-  return {"generate", "--model", e2e::pico(), "--prompt", "A small red circle moves left on a black background.",
-          "--height", "64", "--width", "96", "--num-frames", "5", "--num-inference-steps", "2",
-          "--guidance-scale", "3", "--seed", "7", "--output", output.string()};
+  return {"generate",
+          "--model",
+          e2e::pico(),
+          "--prompt",
+          "A small red circle moves left on a black background.",
+          "--height",
+          "64",
+          "--width",
+          "96",
+          "--num-frames",
+          "5",
+          "--num-inference-steps",
+          "2",
+          "--guidance-scale",
+          "3",
+          "--seed",
+          "7",
+          "--output",
+          output.string()};
 }
 
-std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+std::vector<std::string> with(std::vector<std::string> arguments,
+                              const std::vector<std::string>& more) {
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -44,9 +61,9 @@ class Cli : public testing::Test {
 };
 
 TEST_F(Cli, MakesAVideoWithItsSettingsInside) {
-  const e2e::Outcome outcome = e2e::run(with(small_clip(file("clip.mp4")),
-                                             {"--report", file("report.json").string(), "--save-latents",
-                                              file("latents.safetensors").string()}));
+  const e2e::Outcome outcome = e2e::run(
+      with(small_clip(file("clip.mp4")), {"--report", file("report.json").string(),
+                                          "--save-latents", file("latents.safetensors").string()}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(outcome.out, file("clip.mp4").string() + "\n");
   const Video video = read_video(file("clip.mp4"));
@@ -78,7 +95,8 @@ TEST_F(Cli, RepeatsItselfByteForByte) {
 TEST_F(Cli, ContinuesFromGivenNoise) {
   // The seed's own noise, given as a file, makes the same clip.
   ASSERT_EQ(e2e::run(small_clip(file("a.mp4"))).status, 0);
-  const e2e::Outcome wrong = e2e::run(with(small_clip(file("b.mp4")), {"--latents", file("missing.safetensors").string()}));
+  const e2e::Outcome wrong = e2e::run(
+      with(small_clip(file("b.mp4")), {"--latents", file("missing.safetensors").string()}));
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("missing.safetensors"), std::string::npos) << wrong.err;
 }
@@ -93,7 +111,8 @@ class CliRefuses : public Cli, public testing::WithParamInterface<Refusal> {};
 
 TEST_P(CliRefuses, WithASentenceAndStatus2) {
   const Refusal& refusal = GetParam();
-  std::vector<std::string> arguments{"generate", "--model", e2e::pico(), "--output", file("x.mp4").string()};
+  std::vector<std::string> arguments{"generate", "--model", e2e::pico(), "--output",
+                                     file("x.mp4").string()};
   bool has_prompt = false;
   for (size_t i = 0; i < refusal.arguments.size(); ++i) {
     const std::string& argument = refusal.arguments[i];
@@ -101,7 +120,8 @@ TEST_P(CliRefuses, WithASentenceAndStatus2) {
     // A later flag replaces the default given here.
     if ((argument == "--model" || argument == "--output") && i + 1 < refusal.arguments.size()) {
       const auto at = std::find(arguments.begin(), arguments.end(), argument);
-      *(at + 1) = argument == "--output" ? file(refusal.arguments[i + 1]).string() : refusal.arguments[i + 1];
+      *(at + 1) = argument == "--output" ? file(refusal.arguments[i + 1]).string()
+                                         : refusal.arguments[i + 1];
       ++i;
       continue;
     }
@@ -127,7 +147,9 @@ const std::vector<Refusal> kRefusals{
     {"NegativeFps", {"--fps", "-5"}, "fps must be a positive number"},
     {"NanGuidance", {"--guidance-scale", "nan"}, "guidance_scale must be a finite number"},
     // B86
-    {"UnknownFlag", {"--guidence-scale", "3"}, "--guidence-scale is not known; did you mean --guidance-scale?"},
+    {"UnknownFlag",
+     {"--guidence-scale", "3"},
+     "--guidence-scale is not known; did you mean --guidance-scale?"},
     {"UnknownFlagWithValue", {"--num-inference-step=3"}, "did you mean --num-inference-steps?"},
     {"StepsNotWhole", {"--num-inference-steps", "35.5"}, "--num-inference-steps"},
     {"UnknownModel", {"--model", "/nonexistent/model"}, "/nonexistent/model"},
@@ -138,7 +160,9 @@ const std::vector<Refusal> kRefusals{
     {"MissingFolder", {"--output", "no/such/folder/x.mp4"}, "does not exist"},
     {"SoundWithoutHead", {"--enable-sound"}, "makes no sound"},
     {"UnknownDevice", {"--device", "tpu"}, "device \"tpu\" is not known"},
-    {"CudaAbsent", {"--device", "cuda", "--height", "64", "--width", "64", "--num-frames", "1", "--output", "x.png"},
+    {"CudaAbsent",
+     {"--device", "cuda", "--height", "64", "--width", "64", "--num-frames", "1", "--output",
+      "x.png"},
      "CUDA"},
     {"BadKarras", {"--karras", "maybe"}, "--karras"},
     {"UnknownDomain",
@@ -201,7 +225,8 @@ TEST_F(DamagedModel, TruncatedShardIsNamed) {
   fs::resize_file(model / victim, fs::file_size(model / victim) / 2);
   const e2e::Outcome outcome = generate(model);
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.err.find(fs::path(victim).filename().string()), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find(fs::path(victim).filename().string()), std::string::npos)
+      << outcome.err;
   expect_nothing_written();
 }
 
@@ -240,7 +265,9 @@ TEST_F(Cli, StopsWithinAStepAndLeavesNothing) {
   arguments = with(arguments, {"--height", "128", "--width", "128"});
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--num-inference-steps") arguments[i + 1] = "500";
-    if (arguments[i] == "--height" && i < 10) arguments.erase(arguments.begin() + static_cast<long>(i), arguments.begin() + static_cast<long>(i) + 4);
+    if (arguments[i] == "--height" && i < 10)
+      arguments.erase(arguments.begin() + static_cast<long>(i),
+                      arguments.begin() + static_cast<long>(i) + 4);
   }
   e2e::Process process(arguments);
   process.wait_for("prompt: 1/1");
@@ -272,7 +299,8 @@ TEST_F(Cli, InspectsAndPlans) {
   ASSERT_EQ(inspected.status, 0) << inspected.err;
   const Json info = Json::parse(inspected.out, "inspect");
   EXPECT_EQ(info.at("components").at("transformer").at("num_hidden_layers").as_int(), 8);
-  const e2e::Outcome planned = e2e::run({"plan", e2e::pico(), "--height", "256", "--width", "256", "--num-frames", "33", "--json"});
+  const e2e::Outcome planned = e2e::run(
+      {"plan", e2e::pico(), "--height", "256", "--width", "256", "--num-frames", "33", "--json"});
   ASSERT_EQ(planned.status, 0) << planned.err;
   EXPECT_EQ(Json::parse(planned.out, "plan").at("generation_tokens").as_int(), 9 * 8 * 8);
 }
@@ -281,7 +309,8 @@ TEST_F(Cli, InspectsAndPlans) {
 TEST_F(Cli, OffloadSaysThatTheCpuHasNothingToDo) {
   const e2e::Outcome outcome = e2e::run(with(small_clip(file("clip.mp4")), {"--offload", "layer"}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_NE(outcome.err.find("offload layer has nothing to do on the CPU"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("offload layer has nothing to do on the CPU"), std::string::npos)
+      << outcome.err;
   const e2e::Outcome wrong = e2e::run(with(small_clip(file("b.mp4")), {"--offload", "disk"}));
   EXPECT_EQ(wrong.status, 2);
 }
@@ -289,11 +318,12 @@ TEST_F(Cli, OffloadSaysThatTheCpuHasNothingToDo) {
 // One object a line, the same keys in each.
 TEST_F(Cli, BenchPrintsTheSameKeys) {
   const e2e::Outcome outcome =
-      e2e::run({"bench", "attention", "--query-tokens", "100", "--key-tokens", "130", "--heads", "4", "--kv-heads", "2",
-                "--head-dim", "16"});
+      e2e::run({"bench", "attention", "--query-tokens", "100", "--key-tokens", "130", "--heads",
+                "4", "--kv-heads", "2", "--head-dim", "16"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  const std::vector<std::string> keys{"bench", "case",  "device", "driver", "commit",     "date", "command",
-                                      "value", "unit", "floor",  "peer",   "peer_value", "ratio"};
+  const std::vector<std::string> keys{"bench", "case",       "device", "driver", "commit",
+                                      "date",  "command",    "value",  "unit",   "floor",
+                                      "peer",  "peer_value", "ratio"};
   std::istringstream lines(outcome.out);
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count) {

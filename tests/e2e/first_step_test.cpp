@@ -9,6 +9,7 @@
 #include "engine/measure.h"
 #include "engine/run.h"
 #include "model/weights.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -18,8 +19,7 @@ using When = Run::Text;
 class FirstStep : public testing::Test {
  protected:
   FirstStep()
-      : checkpoint_(
-            read_checkpoint(std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico")),
+      : checkpoint_(read_checkpoint(source_dir() / "models/cosmos3-pico")),
         settings_(resolve(e2e::small_request(64, 64, 5), checkpoint_)),
         backend_(make_backend(EngineOptions{})),
         transformer_(*backend_, checkpoint_.transformer, DType::f32),

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "orrery/engine.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -21,7 +22,7 @@ int64_t resident_bytes() {
 TEST(Memory, StaysFlatOverRequests) {
   EngineOptions options;
   options.num_threads = 1;
-  Engine engine = Engine::open(ORRERY_SOURCE_DIR "/models/cosmos3-pico", options);
+  Engine engine = Engine::open(source_dir() / "models/cosmos3-pico", options);
   Request request;
   request.prompt = "A small red circle moves left on a black background.";
   request.num_inference_steps = 1;
@@ -41,7 +42,8 @@ TEST(Memory, StaysFlatOverRequests) {
   for (int i = 0; i < 2; ++i) round();
   const int64_t before = resident_bytes();
   for (int i = 0; i < 6; ++i) round();
-  // 24 requests of a few hundred kB of results and state each would show; allocators keep some pages.
+  // 24 requests of a few hundred kB of results and state each would show; allocators keep some
+  // pages.
   EXPECT_LT(resident_bytes() - before, 4 << 20);
 }
 

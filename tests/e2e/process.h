@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/source_dir.h"
+
 namespace orrery::e2e {
 
 struct Outcome {
@@ -25,13 +27,14 @@ inline std::string binary() {
   return path != nullptr ? path : "./orrery";
 }
 
-inline std::string source_folder() { return ORRERY_SOURCE_DIR; }
+inline std::string source_folder() { return source_dir().string(); }
 inline std::string pico() { return source_folder() + "/models/cosmos3-pico"; }
 
 class Process {
  public:
   // `program` is looked up in PATH when it is a bare name.
-  explicit Process(const std::vector<std::string>& arguments, const std::string& program = binary()) {
+  explicit Process(const std::vector<std::string>& arguments,
+                   const std::string& program = binary()) {
     pipe(out_.data());
     pipe(err_.data());
     pid_ = fork();
@@ -40,7 +43,8 @@ class Process {
       dup2(err_[1], STDERR_FILENO);
       for (int fd : {out_[0], out_[1], err_[0], err_[1]}) close(fd);
       std::vector<char*> argv{const_cast<char*>(program.c_str())};
-      for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+      for (const std::string& argument : arguments)
+        argv.push_back(const_cast<char*>(argument.c_str()));
       argv.push_back(nullptr);
       execvp(program.c_str(), argv.data());
       _exit(127);
@@ -75,7 +79,8 @@ class Process {
   static std::string drain(int fd) {
     std::string text;
     char buffer[4096];
-    for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
+    for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<size_t>(n));
     close(fd);
     return text;
   }
@@ -85,6 +90,8 @@ class Process {
   std::string err_text_;
 };
 
-inline Outcome run(const std::vector<std::string>& arguments) { return Process(arguments).finish(); }
+inline Outcome run(const std::vector<std::string>& arguments) {
+  return Process(arguments).finish();
+}
 
 }  // namespace orrery::e2e

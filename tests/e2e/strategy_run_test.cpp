@@ -14,8 +14,8 @@
 #include "model/vae.h"
 #include "orrery/compare.h"
 #include "process.h"
-#include "small_request.h"
 #include "scratch_folder.h"
+#include "small_request.h"
 
 namespace orrery {
 namespace {

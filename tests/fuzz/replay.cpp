@@ -1,4 +1,5 @@
-// Without libFuzzer: runs a fuzz target over every file of the corpus folders named on the command line.
+// Without libFuzzer: runs a fuzz target over every file of the corpus folders named on the command
+// line.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

@@ -15,25 +15,27 @@
 #include "base/json.h"
 #include "engine/backends.h"
 #include "io/safetensors.h"
+#include "support/source_dir.h"
 
 namespace orrery::golden {
 
 inline std::filesystem::path directory() {
   if (const char* set = std::getenv("ORRERY_GOLDEN_DIR"); set && *set) return set;
-  return std::filesystem::path(ORRERY_SOURCE_DIR) / "tests/golden/data";
+  return source_dir() / "tests/golden/data";
 }
 
-inline std::filesystem::path model_directory() {
-  return std::filesystem::path(ORRERY_SOURCE_DIR) / "models/cosmos3-pico";
-}
+inline std::filesystem::path model_directory() { return source_dir() / "models/cosmos3-pico"; }
 
-// Where the networks run: ORRERY_TEST_DEVICE (cpu), ORRERY_TEST_DTYPE (fp32) and ORRERY_TEST_OFFLOAD (none).
+// Where the networks run: ORRERY_TEST_DEVICE (cpu), ORRERY_TEST_DTYPE (fp32) and
+// ORRERY_TEST_OFFLOAD (none).
 inline EngineOptions engine_options() {
   EngineOptions options;
-  if (const char* device = std::getenv("ORRERY_TEST_DEVICE"); device && *device) options.device = device;
+  if (const char* device = std::getenv("ORRERY_TEST_DEVICE"); device && *device)
+    options.device = device;
   const char* dtype = std::getenv("ORRERY_TEST_DTYPE");
   options.dtype = dtype && *dtype ? dtype : "fp32";
-  if (const char* offload = std::getenv("ORRERY_TEST_OFFLOAD"); offload && *offload) options.offload = offload;
+  if (const char* offload = std::getenv("ORRERY_TEST_OFFLOAD"); offload && *offload)
+    options.offload = offload;
   return options;
 }
 
@@ -93,7 +95,7 @@ inline double relative_error(std::span<const float> got, std::span<const float> 
 }  // namespace orrery::golden
 
 // For parameterised suites over cases that may be absent.
-#define ORRERY_SKIP_WITHOUT(area)                                                       \
-  if (!std::filesystem::exists(::orrery::golden::directory() / (area))) {               \
+#define ORRERY_SKIP_WITHOUT(area)                                                               \
+  if (!std::filesystem::exists(::orrery::golden::directory() / (area))) {                       \
     GTEST_SKIP() << "no golden data for " << (area) << " in " << ::orrery::golden::directory(); \
   }

@@ -1,5 +1,5 @@
-// Whole runs: golden/pipeline (a tiny random model) and golden/pico (the shipped trained one), and the
-// inputs that must be refused.
+// Whole runs: golden/pipeline (a tiny random model) and golden/pico (the shipped trained one), and
+// the inputs that must be refused.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,8 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// fp32 against fp32 over a whole run: an independent implementation agrees to 3e-6; summation order alone
-// explains no more than 2e-5.
+// fp32 against fp32 over a whole run: an independent implementation agrees to 3e-6; summation order
+// alone explains no more than 2e-5.
 constexpr double kLatentTolerance = 2e-5;
 // Most samples are clamped and the decoder amplifies errors of the latents several hundred times.
 constexpr double kSoundTolerance = 5e-3;
@@ -41,22 +41,36 @@ Request request_of(const Json& call, int64_t seed) {
   Request request;
   request.seed = seed;
   for (const auto& [key, value] : call.members()) {
-    if (key == "prompt") request.prompt = value.as_string();
-    else if (key == "negative_prompt") request.negative_prompt = value.as_string();
-    else if (key == "num_frames") request.num_frames = value.as_int();
-    else if (key == "height") request.height = value.as_int();
-    else if (key == "width") request.width = value.as_int();
-    else if (key == "fps") request.fps = value.as_double();
-    else if (key == "num_inference_steps") request.num_inference_steps = value.as_int();
-    else if (key == "guidance_scale") request.guidance_scale = value.as_double();
-    else if (key == "use_system_prompt") request.use_system_prompt = value.as_bool();
-    else if (key == "add_resolution_template") request.add_resolution_template = value.as_bool();
-    else if (key == "add_duration_template") request.add_duration_template = value.as_bool();
-    else if (key == "enable_sound") request.enable_sound = value.as_bool();
-    else if (key == "condition_video_keep") request.condition_video_keep = value.as_string();
+    if (key == "prompt")
+      request.prompt = value.as_string();
+    else if (key == "negative_prompt")
+      request.negative_prompt = value.as_string();
+    else if (key == "num_frames")
+      request.num_frames = value.as_int();
+    else if (key == "height")
+      request.height = value.as_int();
+    else if (key == "width")
+      request.width = value.as_int();
+    else if (key == "fps")
+      request.fps = value.as_double();
+    else if (key == "num_inference_steps")
+      request.num_inference_steps = value.as_int();
+    else if (key == "guidance_scale")
+      request.guidance_scale = value.as_double();
+    else if (key == "use_system_prompt")
+      request.use_system_prompt = value.as_bool();
+    else if (key == "add_resolution_template")
+      request.add_resolution_template = value.as_bool();
+    else if (key == "add_duration_template")
+      request.add_duration_template = value.as_bool();
+    else if (key == "enable_sound")
+      request.enable_sound = value.as_bool();
+    else if (key == "condition_video_keep")
+      request.condition_video_keep = value.as_string();
     else if (key == "condition_frame_indexes_vision") {
       request.condition_frame_indexes_vision.clear();
-      for (const Json& index : value.items()) request.condition_frame_indexes_vision.push_back(index.as_int());
+      for (const Json& index : value.items())
+        request.condition_frame_indexes_vision.push_back(index.as_int());
     } else if (key == "action") {
       ActionRequest action;
       action.mode = value.at("mode").as_string();
@@ -79,7 +93,8 @@ Request request_of(const Json& call, int64_t seed) {
 void add_conditions(Request& request, const golden::Tensors& tensors) {
   if (tensors.has("image")) request.image = frames_of(tensors, "image");
   if (tensors.has("video")) request.video = frames_of(tensors, "video");
-  if (tensors.has("raw_actions") && request.action) request.action->raw_actions = floats_of(tensors, "raw_actions");
+  if (tensors.has("raw_actions") && request.action)
+    request.action->raw_actions = floats_of(tensors, "raw_actions");
 }
 
 void expect_frames(const std::vector<uint8_t>& got, const std::vector<uint8_t>& want) {
@@ -126,17 +141,20 @@ void expect_result(const Result& result, const golden::Tensors& want) {
     return;
   }
   if (want.has("latents")) {
-    EXPECT_LT(golden::relative_error(result.latents.values, want.floats("latents")), kLatentTolerance);
+    EXPECT_LT(golden::relative_error(result.latents.values, want.floats("latents")),
+              kLatentTolerance);
   }
   if (want.has("action")) {
     ASSERT_TRUE(result.action.has_value());
-    EXPECT_LT(golden::relative_error(result.action->values, want.floats("action")), kLatentTolerance);
+    EXPECT_LT(golden::relative_error(result.action->values, want.floats("action")),
+              kLatentTolerance);
   } else {
     EXPECT_FALSE(result.action.has_value());
   }
   if (want.has("sound")) {
     std::vector<float> planar;
-    for (const auto& channel : result.sound) planar.insert(planar.end(), channel.begin(), channel.end());
+    for (const auto& channel : result.sound)
+      planar.insert(planar.end(), channel.begin(), channel.end());
     EXPECT_LT(golden::relative_error(planar, want.floats("sound")), kSoundTolerance);
   }
   if (want.has("frames")) expect_frames(result.frames.rgb, want.bytes("frames"));
@@ -185,8 +203,10 @@ TEST(PipelineErrors, AreRefusedWithTheCauseNamed) {
   const fs::path model = golden::directory() / "pipeline/model";
   // What the sentence must name, by case; a case this list lacks must be refused all the same.
   const std::vector<std::pair<std::string, std::string>> causes{
-      {"height_not_16", "height"},         {"zero_frames", "num_frames"},
-      {"both_image_video", "either"},      {"video_one_frame", "num_frames > 1"},
+      {"height_not_16", "height"},
+      {"zero_frames", "num_frames"},
+      {"both_image_video", "either"},
+      {"video_one_frame", "num_frames > 1"},
       {"bad_condition_index", "condition_frame_indexes_vision"},
   };
   for (const auto& [name, call] : info.at("calls").members()) {
@@ -197,7 +217,8 @@ TEST(PipelineErrors, AreRefusedWithTheCauseNamed) {
       EXPECT_EQ(error.kind(), ErrorKind::invalid_argument) << name;
       for (const auto& [known, cause] : causes) {
         if (known == name) {
-          EXPECT_NE(std::string(error.what()).find(cause), std::string::npos) << name << ": " << error.what();
+          EXPECT_NE(std::string(error.what()).find(cause), std::string::npos)
+              << name << ": " << error.what();
         }
       }
     }

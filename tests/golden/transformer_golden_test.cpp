@@ -1,5 +1,5 @@
-// One forward of every transformer case: positions, rope tables, time embedding, both towers after every
-// layer, velocities of every modality.
+// One forward of every transformer case: positions, rope tables, time embedding, both towers after
+// every layer, velocities of every modality.
 #include <string>
 #include <vector>
 
@@ -10,11 +10,12 @@
 namespace orrery {
 namespace {
 
-// fp32 against fp32, sums in another order: the reference and an independent implementation agree to
-// 3e-6 on these cases, so 2e-5 leaves room for order alone.
+// fp32 against fp32, sums in another order: the reference and an independent implementation agree
+// to 3e-6 on these cases, so 2e-5 leaves room for order alone.
 constexpr double kTolerance = 2e-5;
-// Rotary tables are computed from identical fp32 angles; only the library's cos and sin may differ, by
-// about one ulp of values up to 1, on top of the last-place freedom of the fp32 power (specification 4.3).
+// Rotary tables are computed from identical fp32 angles; only the library's cos and sin may differ,
+// by about one ulp of values up to 1, on top of the last-place freedom of the fp32 power
+// (specification 4.3).
 constexpr double kRopeTolerance = 1e-6;
 
 class TransformerGolden : public testing::TestWithParam<std::string> {};
@@ -117,12 +118,14 @@ TEST_P(TransformerGolden, OneForward) {
 
   Tensor time = backend->allocate_tensor({1, config.hidden_size}, DType::f32);
   model.embed_timestep(arena, time.view, in.timestep);
-  EXPECT_LT(golden::relative_error(host(*backend, time.view), want.floats("time_embed")), kTolerance);
+  EXPECT_LT(golden::relative_error(host(*backend, time.view), want.floats("time_embed")),
+            kTolerance);
 
   model.set_probe([&](Tower tower, int layer, View hidden) {
     const std::string name = concat("layer", layer, tower == Tower::und ? ".und" : ".gen");
     ASSERT_TRUE(want.has(name)) << name;
-    EXPECT_LT(golden::relative_error(host(*backend, hidden), want.floats(name)), kTolerance) << name;
+    EXPECT_LT(golden::relative_error(host(*backend, hidden), want.floats(name)), kTolerance)
+        << name;
   });
   const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
                                      {AttentionRole::und, AttentionRole::gen}};
@@ -135,15 +138,19 @@ TEST_P(TransformerGolden, OneForward) {
   Tensor sound_out, action_out;
   GenOutput out{vision_out.view, {}, {}};
   if (in.sound) out.sound = (sound_out = backend->allocate_tensor(in.sound.shape, DType::f32)).view;
-  if (in.action) out.action = (action_out = backend->allocate_tensor(in.action.shape, DType::f32)).view;
+  if (in.action)
+    out.action = (action_out = backend->allocate_tensor(in.action.shape, DType::f32)).view;
   model.velocity(arena, out, in, und, rope, attention);
 
-  EXPECT_LT(golden::relative_error(host(*backend, out.vision), want.floats("out.vision")), kTolerance);
+  EXPECT_LT(golden::relative_error(host(*backend, out.vision), want.floats("out.vision")),
+            kTolerance);
   if (in.sound) {
-    EXPECT_LT(golden::relative_error(host(*backend, out.sound), want.floats("out.sound")), kTolerance);
+    EXPECT_LT(golden::relative_error(host(*backend, out.sound), want.floats("out.sound")),
+              kTolerance);
   }
   if (in.action) {
-    EXPECT_LT(golden::relative_error(host(*backend, out.action), want.floats("out.action")), kTolerance);
+    EXPECT_LT(golden::relative_error(host(*backend, out.action), want.floats("out.action")),
+              kTolerance);
   }
 }
 

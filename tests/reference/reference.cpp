@@ -22,10 +22,8 @@ double element(const View& x, int64_t offset) {
   const auto* bytes = static_cast<const unsigned char*>(x.data) + offset * size_of(x.dtype);
   const auto half = [&] { return static_cast<uint16_t>(bytes[0] | bytes[1] << 8); };
   switch (x.dtype) {
-    case DType::bf16:
-      return to_float(bf16{half()});
-    case DType::f16:
-      return from_f16(half());
+    case DType::bf16: return to_float(bf16{half()});
+    case DType::f16: return from_f16(half());
     default:
       return std::bit_cast<float>(uint32_t{half()} | uint32_t{bytes[2]} << 16 |
                                   uint32_t{bytes[3]} << 24);
@@ -68,9 +66,7 @@ void norm_row(double* y, const double* x, const double* weight, int64_t n, const
       case NormKind::qwen:
         y[i] = rounded(x[i] / std::sqrt(mean + double(norm.eps)), dtype) * w;
         break;
-      case NormKind::nemotron:
-        y[i] = w * x[i] / std::sqrt(mean + double(norm.eps));
-        break;
+      case NormKind::nemotron: y[i] = w * x[i] / std::sqrt(mean + double(norm.eps)); break;
       case NormKind::channel:
         y[i] = rounded(x[i] / std::max(std::sqrt(mean) * root, 1e-12), dtype) * root * w;
         break;

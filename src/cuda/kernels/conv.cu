@@ -7,9 +7,9 @@
 // on an H200; not measured by itself). Bytes: x and w from cache per tile. Serves f32, which must
 // not use tf32, and shapes that cuDNN refuses.
 //
-// pair_frames: sums of two of four frames, as sm90_conv.h wants them; 8 channels a thread, which walks
-// the pairs. No product; bytes: two frames of x in, four of t out a pair, floor at copy bandwidth. It
-// is part of what sm90_conv.cu gives as measured.
+// pair_frames: sums of two of four frames, as sm90_conv.h wants them; 8 channels a thread, which
+// walks the pairs. No product; bytes: two frames of x in, four of t out a pair, floor at copy
+// bandwidth. It is part of what sm90_conv.cu gives as measured.
 //
 // fold: out[n] = bias + the up to ceil(k / s) columns that land on n. Bytes: columns (f32) once,
 // out once; the matrix product before it does the flops.
@@ -182,8 +182,8 @@ void pair_frames(Stream stream, MutView t, View x, int64_t first, int64_t first_
   const dim3 grid(unsigned(ceil_div<int64_t>(vectors, 256)), unsigned(rows));
   pair_frames_kernel<<<grid, 256, 0, stream>>>(
       static_cast<__nv_bfloat16*>(t.mut()),
-      static_cast<const __nv_bfloat16*>(x.data) + first_row * x.stride(1), x.stride(0),
-      x.stride(1), vectors, rows, x.dim(0), first, t.dim(0));
+      static_cast<const __nv_bfloat16*>(x.data) + first_row * x.stride(1), x.stride(0), x.stride(1),
+      vectors, rows, x.dim(0), first, t.dim(0));
   check_launch();
 }
 

@@ -1,8 +1,8 @@
 // RMS norms of rows, and the fused per-head norm + rotary embedding of queries and keys.
 //
 // Measured on an H200 (bench/device_ops norm): 44160 x 4096 0.183 ms, floor 0.170; 4 x 360 x 640 x
-// 512 with SiLU 0.492 ms, floor 0.442, x 256 0.281 ms, floor 0.221; queries of 44160 x 32 x 128 0.203
-// ms, floor 0.176.
+// 512 with SiLU 0.492 ms, floor 0.442, x 256 0.281 ms, floor 0.221; queries of 44160 x 32 x 128
+// 0.203 ms, floor 0.176.
 //
 // rms_norm: x, out [..., C], rows contiguous, any outer strides (out may be x); weight [C]. 4 flops
 // and 2 element accesses per element; floor = bytes over copy bandwidth. 32 threads a row up to C =
@@ -67,9 +67,9 @@ __device__ __forceinline__ float row_scale(float square_sum, int64_t width, cons
   return rsqrtf(square_sum / float(width) + norm.eps);
 }
 
-// kRowThreads threads own kRows rows, one after the other; kVectors vectors of V elements of each stay
-// in registers (0: read again, one row). Narrow rows go several at a time: more bytes are on their
-// way, and blocks live longer than it takes to start them.
+// kRowThreads threads own kRows rows, one after the other; kVectors vectors of V elements of each
+// stay in registers (0: read again, one row). Narrow rows go several at a time: more bytes are on
+// their way, and blocks live longer than it takes to start them.
 template <typename To, typename T, int kRowThreads, int V, int kVectors, int kRows>
 __global__ void __launch_bounds__(256)
     rms_norm_kernel(To* out, const T* x, const void* weight, DType weight_dtype, int64_t width,

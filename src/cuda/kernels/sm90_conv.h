@@ -30,8 +30,8 @@ struct Sm90PairConvParams {
   int cin = 0, cout = 0;
 };
 
-// nullptr when the kernel can run these parameters, else a sentence that says why not. t and u may be
-// missing yet.
+// nullptr when the kernel can run these parameters, else a sentence that says why not. t and u may
+// be missing yet.
 const char* sm90_pair_conv_supports(const Sm90PairConvParams& params);
 
 // Enqueues the call on `stream` (a cudaStream_t). Neither allocates nor synchronises. Returns
