@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/cores.h"
 
 namespace orrery {
 
@@ -21,10 +24,13 @@ void parallel_for(int64_t count, const std::function<void(int64_t i)>& body, int
     }
   };
   {
-    const auto cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
     std::vector<std::jthread> threads;
-    for (int64_t i = 1; i < std::min({count, cores, int64_t{max_threads}}); ++i)
-      threads.emplace_back(work);
+    const int64_t wanted = std::min({count, int64_t{usable_cores()}, int64_t{max_threads}});
+    try {
+      for (int64_t i = 1; i < wanted; ++i) threads.emplace_back(work);
+    } catch (const std::system_error&) {
+      // A limit on processes: the threads that started do the work.
+    }
     work();
   }
   for (const std::exception_ptr& error : errors) {

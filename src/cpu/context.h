@@ -2,8 +2,6 @@
 // No result depends on the number of threads.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "base/thread_pool.h"
 #include "cpu/kernels.h"
 #include "tensor/tensor.h"
 
@@ -45,21 +44,20 @@ struct Context {
   Scratch values = {};  // a second one
   Scratch per_thread = {};
   std::shared_ptr<Convolutions> convolutions = {};
+  std::shared_ptr<ThreadPool> pool = {};  // of `threads`
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // fn(index, thread) for each index below count, in any order, on up to context.threads threads.
-// Must not throw.
+// Must neither throw nor start parallel work of its own.
 template <typename Fn>
 void parallel_tasks(const Context& context, int64_t count, const Fn& fn) {
-  const int threads = int(std::min<int64_t>(context.threads, count));
-  if (threads <= 1) {
+  if (context.pool) {
+    context.pool->run(count, context.threads, fn);
+  } else {
     for (int64_t i = 0; i < count; ++i) fn(i, 0);
-    return;
   }
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t i = 0; i < count; ++i) fn(i, omp_get_thread_num());
 }
 
 // fn(begin, end, thread) over [0, count) in pieces of at least `grain`: small work stays on the

@@ -2,8 +2,10 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "cpu/ops.h"
 
@@ -14,7 +16,11 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const Kernels& kernels, int threads, LinearFunction product)
-      : context_{kernels, threads, product} {}
+      : context_{kernels, threads, product} {
+    // oneDNN asks OpenMP how many threads a call may use: one, also on these.
+    context_.pool = std::make_shared<ThreadPool>(threads, [] { omp_set_num_threads(1); });
+    context_.threads = context_.pool->size();
+  }
 
   DeviceKind device() const override { return DeviceKind::cpu; }
   std::string description() const override {
@@ -84,8 +90,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-// OpenMP already knows both.
-int default_threads() { return omp_get_max_threads(); }
+// OpenMP reads OMP_NUM_THREADS.
+int default_threads() { return std::min(omp_get_max_threads(), usable_cores()); }
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   require(options.num_threads >= 0, "cpu: num_threads is ", options.num_threads,

@@ -4,6 +4,8 @@
 // widened in pieces that stay in the cache, and ranks of one process keep to their own threads.
 #pragma once
 
+#include <omp.h>
+
 #include <atomic>
 #include <vector>
 
@@ -12,7 +14,8 @@
 
 namespace orrery::cpu {
 
-// While one lives, oneDNN uses one thread in calls from this thread and from its parallel regions.
+// While one lives, oneDNN uses one thread in calls from this thread. (The pool's workers are set to
+// one when they start.)
 class OneThreadCalls {
  public:
   OneThreadCalls() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
@@ -24,7 +27,7 @@ class OneThreadCalls {
   int before_;
 };
 
-// Statuses of calls inside a parallel region, which must not throw; check() throws after it.
+// Statuses of calls inside a parallel loop, which must not throw; check() throws after it.
 class Calls {
  public:
   void note(int status) {

@@ -1,11 +1,13 @@
 // The composition root: the only file that names backends.
 #include "engine/backends.h"
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "cpu/cpu_backend.h"
 #include "cuda/cuda_backend.h"
@@ -37,7 +39,7 @@ std::optional<int> cuda_index(const std::string& device) {
 std::unique_ptr<Backend> make_backend(const EngineOptions& options) {
   const std::string device = chosen(options.device);
   cpu::CpuOptions cpu_options;
-  cpu_options.num_threads = options.num_threads;
+  cpu_options.num_threads = cpu_threads(options);
   if (device == "cpu") return cpu::make_cpu_backend(cpu_options);
   if (const std::optional<int> index = cuda_index(device)) return cuda::make_cuda_backend({*index});
   fail(ErrorKind::invalid_argument, "device \"", options.device,
@@ -45,7 +47,16 @@ std::unique_ptr<Backend> make_backend(const EngineOptions& options) {
 }
 
 int cpu_threads(const EngineOptions& options) {
-  return options.num_threads > 0 ? options.num_threads : cpu::default_threads();
+  constexpr int kMaxThreads = 1024;
+  require(options.num_threads >= 0 && options.num_threads <= kMaxThreads, "num_threads is ",
+          options.num_threads, "; it is 0 (all cores) to ", kMaxThreads);
+  if (options.num_threads == 0) return cpu::default_threads();
+  const int cores = usable_cores();
+  if (options.num_threads > cores && options.log) {
+    options.log(concat("num_threads ", options.num_threads, " is more than the ", cores,
+                       " cores that this process may use: ", cores, " threads run"));
+  }
+  return std::min(options.num_threads, cores);
 }
 
 std::string device_after(const std::string& device, int index) {

@@ -45,7 +45,7 @@ EngineOptions options_of_rank(const EngineOptions& options, const World& world, 
   if (rank != 0) mine.log = {};
   const std::vector<int> local = world.local();
   const auto here = static_cast<int>(local.size());
-  if (here > 1) mine.num_threads = std::max(1, cpu_threads(options) / here);
+  mine.num_threads = std::max(1, cpu_threads(mine) / here);
   const MpiWorld* job = job_world(options);
   const auto place = static_cast<int>(std::find(local.begin(), local.end(), rank) - local.begin());
   const int index = job != nullptr ? job->local_index() : place;
