@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string>
 
-#include "orrery/bench.h"
+#include "bench/bench.h"
 
 int main(int argc, char** argv) {
   orrery::BenchOptions options;

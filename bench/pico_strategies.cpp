@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/provenance.h"
-#include "orrery/compare.h"
+#include "compare/panels.h"
 #include "orrery/media.h"
 
 namespace {

@@ -77,6 +77,18 @@ function(orrery_layer name)
   endif()
 endfunction()
 
+# orrery_tool(NAME DEPS layers and tools...): one static library from apps/NAME/*.cpp.
+function(orrery_tool name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/apps/${name}/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  add_library(orrery_${name} STATIC ${sources})
+  target_include_directories(orrery_${name} PUBLIC ${PROJECT_SOURCE_DIR}/apps)
+  foreach(dep ${ARG_DEPS})
+    target_link_libraries(orrery_${name} PUBLIC orrery_${dep})
+  endforeach()
+endfunction()
+
 function(orrery_executable name folder)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)

@@ -28,10 +28,14 @@ endfunction()
 # Plans are tested by running them.
 set(attention_test_deps cpu)
 set(model_test_deps cpu)
+set(engine_test_deps published)
 foreach(layer base tensor backend cpu dist io text attention model engine)
   file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${layer}/*_test.cpp)
   orrery_test(unit_${layer} unit SOURCES ${tests} DEPS ${layer} ${${layer}_test_deps})
 endforeach()
+
+file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/apps/*/*_test.cpp)
+orrery_test(unit_tools unit SOURCES ${tests} DEPS compare published)
 
 file(GLOB conformance CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/conformance/*.cpp
      ${PROJECT_SOURCE_DIR}/tests/reference/*.cpp)
@@ -44,14 +48,14 @@ if(ORRERY_CUDA)
   orrery_test(device_test device SOURCES ${device} ${conformance} DEPS attention cuda)
   # Ranks on two GPUs.
   file(GLOB device_mesh CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device_mesh/*.cpp)
-  orrery_test(device_mesh_test device SOURCES ${device_mesh} DEPS engine)
+  orrery_test(device_mesh_test device SOURCES ${device_mesh} DEPS published)
 endif()
 
 file(GLOB golden CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/golden/*.cpp)
 orrery_test(orrery_golden_test golden SOURCES ${golden} DEPS engine)
 
 file(GLOB dist CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/dist/*.cpp)
-orrery_test(dist_test dist SOURCES ${dist} DEPS engine)
+orrery_test(dist_test dist SOURCES ${dist} DEPS bench)
 
 file(GLOB e2e CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/e2e/*.cpp)
 orrery_test(e2e_test e2e SOURCES ${e2e} DEPS engine)

@@ -8,7 +8,7 @@
 #include "orrery/compare.h"
 #include "orrery/engine.h"
 #include "orrery/job.h"
-#include "orrery/make_checkpoint.h"
+#include "published/make_checkpoint.h"
 
 namespace orrery::cli {
 

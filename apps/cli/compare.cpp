@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "commands.h"
+#include "compare/panels.h"
 #include "interrupt.h"
 #include "orrery/media.h"
 #include "progress.h"

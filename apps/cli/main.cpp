@@ -6,9 +6,9 @@
 #include <optional>
 #include <tuple>
 
+#include "bench/bench.h"
 #include "commands.h"
 #include "failure.h"
-#include "orrery/bench.h"
 #include "orrery/media.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "orrery/make_checkpoint.h"
+#include "published/make_checkpoint.h"
 
 #include <cstdio>
 

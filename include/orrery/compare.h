@@ -49,16 +49,4 @@ std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const R
 std::string to_text(const std::vector<StrategyOutcome>& outcomes);
 std::string to_json(const std::vector<StrategyOutcome>& outcomes);
 
-// Frame `index` of every strategy side by side, each under a label of its name, speed-up and kept
-// blocks. At most `columns` panels a row. Sides are even.
-Frames side_by_side(const std::vector<StrategyOutcome>& outcomes, int64_t index,
-                    int64_t columns = 4);
-// One row a strategy: its label and `columns` frames from the first to the last, panel_width wide
-// or smaller.
-Frames contact_sheet(const std::vector<StrategyOutcome>& outcomes, int64_t columns = 5,
-                     int64_t panel_width = 160);
-// Writes the video of all frames side by side.
-void save_side_by_side(const std::filesystem::path& file,
-                       const std::vector<StrategyOutcome>& outcomes, int crf = 18);
-
 }  // namespace orrery

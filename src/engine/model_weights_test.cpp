@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "expect_error.h"
-#include "model/presets.h"
+#include "published/presets.h"
 #include "support/source_dir.h"
 
 namespace orrery {

@@ -21,8 +21,8 @@
 #include "dist/thread_comm.h"
 #include "engine/fidelity.h"
 #include "engine/ranks.h"
-#include "model/presets.h"
 #include "orrery/engine.h"
+#include "published/presets.h"
 #include "support/source_dir.h"
 
 namespace orrery {

@@ -6,11 +6,11 @@
 
 #include "../e2e/small_request.h"
 #include "base/error.h"
+#include "bench/bench.h"
 #include "dist/mesh.h"
 #include "engine/fidelity.h"
 #include "golden/golden.h"
 #include "io/safetensors.h"
-#include "orrery/bench.h"
 #include "orrery/engine.h"
 #include "scratch_folder.h"
 #include "support/source_dir.h"

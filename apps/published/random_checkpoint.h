@@ -1,8 +1,8 @@
 // A model folder with random weights of any configuration.
 #pragma once
 
-#include "model/presets.h"
-#include "orrery/make_checkpoint.h"
+#include "published/make_checkpoint.h"
+#include "published/presets.h"
 
 namespace orrery {
 

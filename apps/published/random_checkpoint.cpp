@@ -1,4 +1,4 @@
-#include "engine/random_checkpoint.h"
+#include "published/random_checkpoint.h"
 
 #include <unistd.h>
 

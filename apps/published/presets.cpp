@@ -1,4 +1,4 @@
-#include "model/presets.h"
+#include "published/presets.h"
 
 #include <array>
 

@@ -1,5 +1,5 @@
 // A checkpoint that was made can be opened, checked and run.
-#include "engine/random_checkpoint.h"
+#include "published/random_checkpoint.h"
 
 #include <gtest/gtest.h>
 

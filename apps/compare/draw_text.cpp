@@ -1,4 +1,4 @@
-#include "io/draw_text.h"
+#include "compare/draw_text.h"
 
 #include <algorithm>
 

@@ -1,12 +1,12 @@
-// The pictures of a comparison.
+#include "compare/panels.h"
+
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
 
 #include "base/error.h"
-#include "io/draw_text.h"
+#include "compare/draw_text.h"
 #include "io/video.h"
-#include "orrery/compare.h"
 
 namespace orrery {
 
