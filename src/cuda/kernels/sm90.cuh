@@ -113,22 +113,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   }
 }
 
-// Position in a ring of buffers; `phase` is the parity of the pass through the ring.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void next() {
-    if constexpr (kStages == 1) {
-      phase ^= 1;
-    } else if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 // ---- Tensor memory accelerator ----------------------------------------------------------------
 
 // L2 policies as the hardware encodes them (createpolicy.fractional with fraction 1).
@@ -316,6 +300,9 @@ __device__ __forceinline__ void wgmma_rs_k_major(float (&d)[64], const uint32_t*
 #undef ORRERY_ACC8
 
 // ---- Arithmetic -------------------------------------------------------------------------------
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.693147180559945f;
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

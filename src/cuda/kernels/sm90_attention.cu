@@ -7,19 +7,6 @@
 #include "sm90_host.h"
 
 namespace orrery::cuda {
-namespace sm90 {
-
-bool encode_tensor_map(CUtensorMap* map, const void* base, int64_t rows, int heads, int head_dim,
-                       int64_t row_stride, int box_rows) {
-  constexpr int kColumns = 64;
-  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
-  return encode_bf16_map(map, base, {kColumns, size(rows), size(head_dim / kColumns), size(heads)},
-                         {size(row_stride) * 2, kColumns * 2, size(head_dim) * 2},
-                         {kColumns, static_cast<uint32_t>(box_rows), 1, 1});
-}
-
-}  // namespace sm90
-
 const char* sm90_attention_supports(const Sm90AttentionParams& p) {
   using namespace sm90;
   if (const char* reason = device_reason()) return reason;

@@ -23,201 +23,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "sm90.cuh"
 #include "sm90_attention.h"
-#include "sm90_host.h"
+#include "sm90_attention_work.cuh"
 
 namespace orrery::cuda::sm90 {
-
-// Which rows the two consumer warpgroups of a CTA hold.
-enum class RowMapping {
-  kRowPair,      // 128 consecutive rows of one head, 64 each; they share every K/V tile
-  kHeadPair,     // the same 64 rows of two heads of one KV head; they share every K/V tile
-  kIndependent,  // two unrelated 64-row blocks, each with its own list and its own K/V ring
-};
-
-struct AttentionConfig {
-  int head_dim;
-  RowMapping mapping;
-  bool sparse;  // tiles come from a list of 64-key blocks instead of consecutive keys
-  bool causal;
-  int cluster;   // CTAs that share K/V tiles by multicast, each with other heads of the KV head
-  int k_stages;  // depth of the K ring
-  int v_stages;  // depth of the V ring
-};
-
-constexpr int kTileKeys = 128;
-constexpr int kListBlock = 64;  // keys per list entry as the kernel sees it: two fill a tile
-constexpr int kRows = 64;       // query rows of a warpgroup
-constexpr int kConsumers = 2;   // warpgroups
-constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kChunkColumns = 64;
-constexpr int kChunkRowBytes = kChunkColumns * 2;
-
-// Registers a thread after reallocation; a CTA of 384 threads starts with 168 each.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168,
-              "reallocation cannot hand out more registers than the CTA starts with");
-
-// Items of one CTA whose results need a second pass are marked in a bit set of this size.
-constexpr int kMaxItemsPerCta = 2048;
-
-// Where everything is in the CTA's shared memory, in bytes.
-template <AttentionConfig C>
-struct Layout {
-  static constexpr int kChunks = C.head_dim / kChunkColumns;
-  static constexpr int kRings = C.mapping == RowMapping::kIndependent ? 2 : 1;
-  static constexpr int kQBytes = kRows * C.head_dim * 2;
-  static constexpr int kQChunkBytes = kRows * kChunkRowBytes;
-  static constexpr int kTileBytes = kTileKeys * C.head_dim * 2;
-  static constexpr int kTileChunkBytes = kTileKeys * kChunkRowBytes;
-
-  static constexpr int kQ = 0;
-  static constexpr int kK = kQ + kConsumers * kQBytes;
-  static constexpr int kV = kK + kRings * C.k_stages * kTileBytes;
-  static constexpr int kFullQ = kV + kRings * C.v_stages * kTileBytes;
-  static constexpr int kEmptyQ = kFullQ + 8 * kConsumers;
-  static constexpr int kFullK = kEmptyQ + 8 * kConsumers;
-  static constexpr int kEmptyK = kFullK + 8 * kRings * C.k_stages;
-  static constexpr int kFullV = kEmptyK + 8 * kRings * C.k_stages;
-  static constexpr int kEmptyV = kFullV + 8 * kRings * C.v_stages;
-  static constexpr int kMeeting = kEmptyV + 8 * kRings * C.v_stages;
-  static constexpr int kRedo = kMeeting + 8;  // a word: any; then the bit set
-  static constexpr int kRedoWords = 1 + kMaxItemsPerCta / 32;
-  static constexpr int kBytes = kRedo + 4 * kRedoWords;
-
-  static_assert(C.head_dim == 64 || C.head_dim == 128, "head_dim must be 64 or 128");
-  static_assert(kBytes <= 232448, "the tiles must fit the 227 KB of shared memory of one CTA");
-  static_assert(C.cluster == 1 || (C.cluster == 2 && kChunks == 2),
-                "each of two CTAs loads one 64-column chunk of every tile");
-  static_assert(C.cluster == 1 || C.mapping != RowMapping::kIndependent,
-                "CTAs can only share tiles of one list");
-  static_assert(C.mapping == RowMapping::kRowPair || (C.sparse && !C.causal),
-                "dense and causal items are 128 rows of one head");
-};
-
-struct AttentionArgs {
-  __nv_bfloat16* out;
-  float* lse;
-  const int32_t* indices;
-  const int32_t* counts;
-  int64_t out_stride;
-  float scale_log2;  // scale * log2(e)
-  int sq;
-  int skv;
-  int hq;
-  int group;       // query heads per KV head
-  int items;       // work items; a cluster takes one at a time
-  int row_blocks;  // per head, of 128 rows for kRowPair and of 64 else
-  int list_rows;   // ceil(sq / block_q)
-  int block_q;
-  int blocks_per_entry;  // block_k / 64
-  int capacity;
-  int heads_per_list;
-};
-
-// What one warpgroup works on for one item.
-struct WorkItem {
-  int head;
-  int kv_head;
-  int row;     // first of 64 query rows
-  bool valid;  // false for the odd warpgroup at the end of kIndependent
-};
-
-// KV head outermost, heads of the group innermost: all SMs work on one KV head at a time, whose K
-// and V stay in L2. Causal items: row block outermost, the longest first.
-template <AttentionConfig C>
-__device__ __forceinline__ WorkItem decode_item(const AttentionArgs& a, int item, int rank,
-                                                int warpgroup) {
-  constexpr bool kIndependent = C.mapping == RowMapping::kIndependent;
-  constexpr bool kHeadPair = C.mapping == RowMapping::kHeadPair;
-  constexpr int kHeadsPerItem = C.cluster * (kHeadPair ? 2 : 1);
-  const int index = kIndependent ? 2 * item + warpgroup : item;
-  const int per_row_block = a.group / kHeadsPerItem;
-  const int per_kv_head = a.row_blocks * per_row_block;
-  WorkItem w;
-  if constexpr (C.causal) {
-    static_assert(C.cluster == 1 && C.mapping == RowMapping::kRowPair);
-    const int from_end = index / a.hq;
-    w.head = index - from_end * a.hq;
-    w.kv_head = w.head / a.group;
-    w.row = (2 * (a.row_blocks - 1 - from_end) + warpgroup) * kRows;
-    w.valid = true;
-    return w;
-  }
-  w.kv_head = index / per_kv_head;
-  const int rest = index - w.kv_head * per_kv_head;
-  const int row_block = rest / per_row_block;
-  int head = (rest - row_block * per_row_block) * kHeadsPerItem;
-  if constexpr (kHeadPair) {
-    head += 2 * rank + warpgroup;
-    w.row = row_block * kRows;
-  } else if constexpr (kIndependent) {
-    w.row = row_block * kRows;
-  } else {
-    head += rank;
-    w.row = (2 * row_block + warpgroup) * kRows;
-  }
-  w.head = w.kv_head * a.group + head;
-  w.valid = !kIndependent || w.head < a.hq;
-  return w;
-}
-
-// The list of one item in units of 64-key blocks.
-struct BlockList {
-  const int32_t* indices;
-  int blocks;
-  int blocks_per_entry;
-  int past_end;  // a row past the last key: TMA fills such a block with zeros
-
-  // First key of the block at `position`.
-  __device__ __forceinline__ int key(int position) const {
-    if (position >= blocks) return past_end;
-    if (blocks_per_entry == 1) return __ldg(indices + position) * kListBlock;
-    const int entry = position / blocks_per_entry;
-    const int block = __ldg(indices + entry) * blocks_per_entry + position % blocks_per_entry;
-    return block * kListBlock;
-  }
-};
-
-// The tiles of one item. They are processed from the last keys to the first, so that a ragged end
-// or an odd block is in tile 0 and later tiles need no mask.
-struct TilePlan {
-  int tiles;
-  int limit;  // valid keys of tile 0
-  BlockList list;
-};
-
-// The plan of the item whose rows start at `first_row`.
-template <AttentionConfig C>
-__device__ __forceinline__ TilePlan plan_tiles(const AttentionArgs& a, int head, int first_row) {
-  TilePlan plan{};
-  if constexpr (!C.sparse) {
-    int keys = a.skv;
-    if constexpr (C.causal) {
-      const int last_row = min(first_row + 2 * kRows, a.sq) - 1;
-      keys = max(0, min(a.skv, last_row + 1 + a.skv - a.sq));
-    }
-    plan.tiles = (keys + kTileKeys - 1) / kTileKeys;
-    plan.limit = keys - (plan.tiles - 1) * kTileKeys;
-  } else {
-    const int64_t row = int64_t{head / a.heads_per_list} * a.list_rows + first_row / a.block_q;
-    const int count = __ldg(a.counts + row);
-    plan.list = {a.indices + row * a.capacity, count * a.blocks_per_entry, a.blocks_per_entry,
-                 a.skv};
-    const int all = (a.skv + kListBlock - 1) / kListBlock;
-    int last_keys = kListBlock;  // real keys of the list's last block
-    if (count > 0) {
-      const int end = (__ldg(plan.list.indices + count - 1) + 1) * a.blocks_per_entry;
-      if (end >= all) last_keys = a.skv - (all - 1) * kListBlock;
-      plan.list.blocks -= max(0, end - all);  // the last entry may reach past the keys
-    }
-    plan.tiles = (plan.list.blocks + 1) / 2;
-    plan.limit = (plan.list.blocks % 2 == 1 ? 0 : kListBlock) + last_keys;
-  }
-  return plan;
-}
 
 // Where all threads of the cluster meet, `phase` being how often they have met before modulo 2. A
 // barrier in memory rather than a numbered one, since the roles meet from different code.
@@ -263,70 +72,57 @@ struct Producer {
   const CUtensorMap* map_q;
   const CUtensorMap* map_k;
   const CUtensorMap* map_v;
-  uint32_t smem;
-  int ring;
   int rank;
-  RingPosition<C.k_stages> k_position;
-  RingPosition<C.v_stages> v_position;
-  RingPosition<1> q_position;
+  int number;     // of this producer, of L::kRings
+  Ring<L::kQ> q;  // of warpgroup 0, or of the only one that it feeds
+  Ring<L::kK> k;
+  Ring<L::kV> v;
 
   // First keys of the boxes of a tile.
   struct TileKeys {
     int key[kTileKeys / kBoxKeys];
   };
 
-  // All column chunks of a tile; in a cluster this CTA's chunk, for both CTAs.
-  __device__ __forceinline__ void load_tile(const CUtensorMap* map, uint32_t to, uint32_t full,
+  // All column chunks of a tile into the ring; in a cluster this CTA's chunk, for both CTAs.
+  template <class TileRing>
+  __device__ __forceinline__ void load_tile(TileRing& to, const CUtensorMap* map,
                                             const TileKeys& keys, int head) {
-    mbarrier_arrive_expect(full, L::kTileBytes);
+    to.acquire();
 #pragma unroll
     for (int box = 0; box < kTileKeys / kBoxKeys; ++box) {
-      const uint32_t box_to = to + box * kBoxKeys * kChunkRowBytes;
+      const uint32_t box_to = to.buffer() + box * kBoxKeys * kRowBytes;
       if constexpr (C.cluster == 1) {
 #pragma unroll
         for (int chunk = 0; chunk < L::kChunks; ++chunk) {
-          tma_load_4d(box_to + chunk * L::kTileChunkBytes, map, 0, keys.key[box], chunk, head, full,
-                      kEvictLast);
+          tma_load_4d(box_to + chunk * L::kTileChunkBytes, map, 0, keys.key[box], chunk, head,
+                      to.full(), kEvictLast);
         }
       } else {
         tma_load_4d_multicast(box_to + rank * L::kTileChunkBytes, map, 0, keys.key[box], rank, head,
-                              full, 3, kEvictLast);
+                              to.full(), 3, kEvictLast);
       }
     }
-  }
-
-  __device__ __forceinline__ void load_k(const TileKeys& keys, int head) {
-    const int slot = ring * C.k_stages + k_position.stage;
-    mbarrier_wait(smem + L::kEmptyK + 8 * slot, k_position.phase ^ 1);
-    load_tile(map_k, smem + L::kK + slot * L::kTileBytes, smem + L::kFullK + 8 * slot, keys, head);
-    k_position.next();
-  }
-
-  __device__ __forceinline__ void load_v(const TileKeys& keys, int head) {
-    const int slot = ring * C.v_stages + v_position.stage;
-    mbarrier_wait(smem + L::kEmptyV + 8 * slot, v_position.phase ^ 1);
-    load_tile(map_v, smem + L::kV + slot * L::kTileBytes, smem + L::kFullV + 8 * slot, keys, head);
-    v_position.next();
+    to.next();
   }
 
   __device__ __forceinline__ void load_q(const WorkItem& w, int warpgroup) {
-    const uint32_t full = smem + L::kFullQ + 8 * warpgroup;
-    mbarrier_wait(smem + L::kEmptyQ + 8 * warpgroup, q_position.phase ^ 1);
+    const Ring<L::kQ> to{q.smem, warpgroup, q.at};
     if (!w.valid) {
-      mbarrier_arrive(full);
+      to.wait_empty();
+      mbarrier_arrive(to.full());
       return;
     }
-    mbarrier_arrive_expect(full, L::kQBytes);
+    to.acquire();
 #pragma unroll
     for (int chunk = 0; chunk < L::kChunks; ++chunk) {
-      tma_load_4d(smem + L::kQ + warpgroup * L::kQBytes + chunk * L::kQChunkBytes, map_q, 0, w.row,
-                  chunk, w.head, full, kEvictFirst);
+      tma_load_4d(to.buffer() + chunk * L::kQChunkBytes, map_q, 0, w.row, chunk, w.head, to.full(),
+                  kEvictFirst);
     }
   }
 
   // Loads Q, then K one tile ahead of V.
   __device__ __forceinline__ void feed(int item) {
-    const WorkItem w = decode_item<C>(a, item, rank, kIndependent ? ring : 0);
+    const WorkItem w = decode_item<C>(a, item, rank, kIndependent ? number : 0);
     TilePlan plan{};
     if (w.valid) plan = plan_tiles<C>(a, w.head, w.row);
     auto tile_keys = [&](int tile) {
@@ -341,26 +137,30 @@ struct Producer {
     TileKeys keys{};
     if (plan.tiles > 0) {
       keys = tile_keys(0);
-      load_k(keys, w.kv_head);
+      load_tile(k, map_k, keys, w.kv_head);
     }
     if constexpr (kIndependent) {
-      load_q(w, ring);
+      load_q(w, number);
     } else {
       load_q(w, 0);
       load_q(decode_item<C>(a, item, rank, 1), 1);
     }
-    q_position.next();
+    q.next();
     for (int tile = 1; tile < plan.tiles; ++tile) {
       const TileKeys next = tile_keys(tile);
-      load_k(next, w.kv_head);
-      load_v(keys, w.kv_head);
+      load_tile(k, map_k, next, w.kv_head);
+      load_tile(v, map_v, keys, w.kv_head);
       keys = next;
     }
-    if (plan.tiles > 0) load_v(keys, w.kv_head);
+    if (plan.tiles > 0) load_tile(v, map_v, keys, w.kv_head);
   }
 };
 
 // ---- Consumer ---------------------------------------------------------------------------------
+
+// False in every call, since a KV head has at least one query head, but the compiler does not know.
+// bench/cuda/build_sm90.sh checks that it does what it is there for.
+__device__ __forceinline__ bool never(const AttentionArgs& a) { return a.group <= 0; }
 
 // One warpgroup's 64 rows. A thread holds parts of two rows: lane / 4 and lane / 4 + 8 of its
 // warp's 16, called row 0 and row 1 here.
@@ -371,15 +171,12 @@ struct Consumer {
   static constexpr bool kIndependent = C.mapping == RowMapping::kIndependent;
 
   const AttentionArgs& a;
-  uint32_t smem;
   int warpgroup;
-  int ring;
-  int rank;
   int warp;  // of the warpgroup
   int lane;
-  RingPosition<C.k_stages> k_position;
-  RingPosition<C.v_stages> v_position;
-  RingPosition<1> q_position;
+  Ring<L::kQ> q_ring;
+  Ring<L::kK> k_ring;
+  Ring<L::kV> v_ring;
 
   uint32_t q[kD / 4];         // A fragments of Q
   float s[kTileKeys / 2];     // scores, then probabilities
@@ -388,70 +185,49 @@ struct Consumer {
   float reference[2];  // subtracted from a row's scores, in log2 units
   float sum[2];        // this thread's part of a row's sum of probabilities
 
-  __device__ __forceinline__ int k_slot() const { return ring * C.k_stages + k_position.stage; }
-  __device__ __forceinline__ int v_slot() const { return ring * C.v_stages + v_position.stage; }
-
-  __device__ __forceinline__ void wait_k() {
-    mbarrier_wait(smem + L::kFullK + 8 * k_slot(), k_position.phase);
-  }
-  __device__ __forceinline__ void wait_v() {
-    mbarrier_wait(smem + L::kFullV + 8 * v_slot(), v_position.phase);
-  }
-
-  // Tells the producers of the cluster that this warp has read the buffer.
-  __device__ __forceinline__ void release(uint32_t empty) {
-    if constexpr (C.cluster == 1) {
-      if (lane == 0) mbarrier_arrive(empty);
-    } else {
-      if (lane < C.cluster) mbarrier_arrive_remote(map_to_rank(empty, lane));
-    }
-  }
-  __device__ __forceinline__ void release_k() {
-    release(smem + L::kEmptyK + 8 * k_slot());
-    k_position.next();
-  }
-  __device__ __forceinline__ void release_v() {
-    release(smem + L::kEmptyV + 8 * v_slot());
-    v_position.next();
+  template <class TileRing>
+  __device__ __forceinline__ void release(TileRing& ring) {
+    ring.template release<C.cluster>(ring.slot(), lane);
+    ring.next();
   }
 
   // Moves Q into registers. As the A operand of every QK product it would otherwise be read from
   // shared memory once a tile.
   __device__ __forceinline__ void take_q() {
     const int row = 16 * warp + lane % 16;
-    const uint32_t from = smem + L::kQ + warpgroup * L::kQBytes + row * kChunkRowBytes;
+    const uint32_t from = q_ring.buffer() + row * kRowBytes;
 #pragma unroll
-    for (int step = 0; step < kD / 16; ++step) {
-      const int unit = 2 * (step % 4) + lane / 16;  // 16-byte unit of the 128-byte row
-      load_matrix_x4(q + 4 * step, from + step / 4 * L::kQChunkBytes + ((unit ^ (row % 8)) << 4));
+    for (int step = 0; step < kD / Bf16::kPerStep; ++step) {
+      const int unit = 2 * (step % kStepsPerRow) + lane / 16;  // 16-byte unit of the 128-byte row
+      load_matrix_x4(q + 4 * step,
+                     from + step / kStepsPerRow * L::kQChunkBytes + ((unit ^ (row % 8)) << 4));
     }
   }
   // The loads of take_q() are over only when something has used what they bring: an arrival is not
   // ordered behind loads that nobody waits for.
   __device__ __forceinline__ void release_q() {
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(smem + L::kEmptyQ + 8 * warpgroup);
-    q_position.next();
+    q_ring.template release<1>(q_ring.slot(), lane);
+    q_ring.next();
   }
 
   // S = Q K^T.
   __device__ __forceinline__ void issue_qk() {
-    const uint64_t k = k_major_descriptor(smem + L::kK + k_slot() * L::kTileBytes);
+    const uint64_t k = k_major_descriptor(k_ring.buffer());
 #pragma unroll
-    for (int step = 0; step < kD / 16; ++step) {
-      wgmma_rs_k_major(s, q + 4 * step, advance(k, step / 4 * L::kTileChunkBytes + step % 4 * 32),
-                       step > 0);
+    for (int step = 0; step < kD / Bf16::kPerStep; ++step) {
+      const int at = step / kStepsPerRow * L::kTileChunkBytes + step % kStepsPerRow * kStepBytes;
+      wgmma_rs_k_major(s, q + 4 * step, advance(k, at), step > 0);
     }
     wgmma_commit();
   }
 
   // O += P V.
   __device__ __forceinline__ void issue_pv() {
-    const uint64_t v =
-        mn_major_descriptor(smem + L::kV + v_slot() * L::kTileBytes, L::kTileChunkBytes);
+    const uint64_t v = mn_major_descriptor(v_ring.buffer(), L::kTileChunkBytes);
 #pragma unroll
-    for (int step = 0; step < kTileKeys / 16; ++step) {
-      wgmma_rs_mn_major(o, p + 4 * step, advance(v, step * 16 * kChunkRowBytes));
+    for (int step = 0; step < kTileKeys / Bf16::kPerStep; ++step) {
+      wgmma_rs_mn_major(o, p + 4 * step, advance(v, step * Bf16::kPerStep * kRowBytes));
     }
     wgmma_commit();
   }
@@ -541,7 +317,7 @@ struct Consumer {
 
   template <bool kTracking>
   __device__ __forceinline__ bool attend(const WorkItem& w) {
-    mbarrier_wait(smem + L::kFullQ + 8 * warpgroup, q_position.phase);
+    q_ring.wait();
     if (!w.valid) {
       release_q();
       return true;
@@ -572,13 +348,13 @@ struct Consumer {
     }
 
     float factor[2] = {1.0f, 1.0f};
-    wait_k();
+    k_ring.wait();
     wgmma_fence();
     issue_qk();
     wgmma_wait<0>();
     pin_registers(s);
     release_q();
-    release_k();
+    release(k_ring);
     mask(plan.limit, causal_limit);
     row_maxima(reference);
     if constexpr (!kTracking) {
@@ -592,25 +368,25 @@ struct Consumer {
     // runs under the PV product and under the other warpgroup's products, from which this one
     // drifts apart by itself.
     auto step = [&](int tile, auto masked) {
-      wait_k();
+      k_ring.wait();
       wgmma_fence();
       issue_qk();
-      wait_v();
+      v_ring.wait();
       wgmma_fence();
       issue_pv();
       wgmma_wait<1>();
       pin_registers(s);
-      release_k();
+      release(k_ring);
       if constexpr (masked.value) mask(kTileKeys, causal_limit + tile * kTileKeys);
       bool moved = false;
       if constexpr (kTracking) moved = track_maximum(factor);
       exponentiate();
       pin_registers(s);
-      // The wait stands in both branches of a test that never holds, so that the exponentials stay
-      // above it: the scheduler moves a wait up inside a basic block but not across a branch.
-      // Independent warpgroups are bound by their loads and run faster when the packing mixes with
-      // the exponentials instead.
-      if (!kIndependent && a.group <= 0) {
+      // The wait stands in both branches of never(), so that the exponentials stay above it: the
+      // scheduler moves a wait up inside a basic block but not across a branch. Independent
+      // warpgroups are bound by their loads and run faster when the packing mixes with the
+      // exponentials instead.
+      if (!kIndependent && never(a)) {
         wgmma_wait<0>();
         pin_registers(o);
         scale_output(factor);
@@ -619,7 +395,7 @@ struct Consumer {
         pin_registers(o);
       }
       if (kTracking && moved) scale_output(factor);
-      release_v();
+      release(v_ring);
       pack_probabilities();
     };
     int tile = 1;
@@ -628,12 +404,12 @@ struct Consumer {
     }
     for (; tile < plan.tiles; ++tile) step(tile, std::false_type{});
 
-    wait_v();
+    v_ring.wait();
     wgmma_fence();
     issue_pv();
     wgmma_wait<0>();
     pin_registers(o);
-    release_v();
+    release(v_ring);
     return finish(w) || kTracking;
   }
 
@@ -652,7 +428,6 @@ struct Consumer {
       const int row = w.row + 16 * warp + lane / 4 + 8 * r;
       const bool inside = row < a.sq;
       if (a.lse != nullptr && inside && piece == 0) {
-        constexpr float kLn2 = 0.693147180559945f;
         a.lse[int64_t{w.head} * a.sq + row] =
             total == 0.0f ? -INFINITY : (reference[r] + log2_approx(total)) * kLn2;
       }
@@ -689,9 +464,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = shared_address(shared);
   uint32_t* redo = reinterpret_cast<uint32_t*>(shared + L::kRedo);
-  const int warpgroup = warp_uniform(threadIdx.x / 128);
-  const int warp = warp_uniform(threadIdx.x / 32 % 4);
-  const int lane = threadIdx.x % 32;
   const int rank = C.cluster == 1 ? 0 : static_cast<int>(cluster_rank());
   // Item n of this cluster. Causal items get shorter, so their rounds alternate in direction.
   const int clusters = gridDim.x / C.cluster, cluster = blockIdx.x / C.cluster;
@@ -702,18 +474,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < L::kRedoWords; i += kThreads) redo[i] = 0;
   if (threadIdx.x == 0) {
     constexpr int kReaders = 4 * (L::kRings == 1 ? kConsumers : 1) * C.cluster;
-    for (int i = 0; i < kConsumers; ++i) {
-      mbarrier_init(smem + L::kFullQ + 8 * i, 1);
-      mbarrier_init(smem + L::kEmptyQ + 8 * i, 4);
-    }
-    for (int i = 0; i < L::kRings * C.k_stages; ++i) {
-      mbarrier_init(smem + L::kFullK + 8 * i, 1);
-      mbarrier_init(smem + L::kEmptyK + 8 * i, kReaders);
-    }
-    for (int i = 0; i < L::kRings * C.v_stages; ++i) {
-      mbarrier_init(smem + L::kFullV + 8 * i, 1);
-      mbarrier_init(smem + L::kEmptyV + 8 * i, kReaders);
-    }
+    Ring<L::kQ>::init(smem, 4);
+    Ring<L::kK>::init(smem, kReaders);
+    Ring<L::kV>::init(smem, kReaders);
     mbarrier_init(smem + L::kMeeting, kThreads / 32);
     mbarrier_init_fence();
     prefetch_tensor_map(&map_q);
@@ -728,10 +491,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Both roles walk the same items, and after everyone has finished the marked ones again. The
   // meeting is also what keeps a CTA from leaving while its peer can still write into it.
-  if (warpgroup == 0) {
-    release_registers<kProducerRegisters>();
+  const auto produce = [&](int warp, int lane) {
     const bool works = warp < L::kRings && lane == 0;
-    Producer<C> producer{a, &map_q, &map_k, &map_v, smem, warp, rank};
+    Producer<C> producer{a,
+                         &map_q,
+                         &map_k,
+                         &map_v,
+                         rank,
+                         warp,
+                         {smem},
+                         {smem, warp * C.k_stages},
+                         {smem, warp * C.v_stages}};
     if (works) {
       for (int n = 0; item_of(n) < a.items; ++n) producer.feed(item_of(n));
     }
@@ -744,10 +514,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       meet<C>(smem, 1);
     }
-  } else {
-    claim_registers<kConsumerRegisters>();
-    const int self = warpgroup - 1;
-    Consumer<C> consumer{a, smem, self, L::kRings == 1 ? 0 : self, rank, warp, lane};
+  };
+  const auto consume = [&](int self, int warp, int lane) {
+    const int ring = L::kRings == 1 ? 0 : self;
+    Consumer<C> consumer{
+        a, self, warp, lane, {smem, self}, {smem, ring * C.k_stages}, {smem, ring * C.v_stages}};
     for (int n = 0; item_of(n) < a.items; ++n) {
       const WorkItem w = decode_item<C>(a, item_of(n), rank, self);
       // The causal form always tracks: its first tile need not have a key for every row.
@@ -755,7 +526,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (!done && lane == 0) mark_redo<C>(smem, n);
     }
     meet<C>(smem, 0);
-    if constexpr (!C.causal) {
+    if constexpr (!Variant::kConfig.causal) {
       if (redo[0] != 0) {
         for (int n = 0; item_of(n) < a.items; ++n) {
           if (must_redo(redo, n)) {
@@ -765,7 +536,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         meet<C>(smem, 1);
       }
     }
-  }
+  };
+  run_roles(produce, consume);
 }
 
 // ---- Launch -----------------------------------------------------------------------------------
@@ -773,18 +545,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class Variant>
 const char* launch_attention(const Sm90AttentionParams& p, void* stream) {
   constexpr AttentionConfig C = Variant::kConfig;
-  static PerDevice prepared;
-  if (const char* error = prepared.allow_shared_memory(
-          reinterpret_cast<const void*>(attention_kernel<Variant>), Layout<C>::kBytes)) {
-    return error;
-  }
-
   CUtensorMap map_q, map_k, map_v;
   const int box = Producer<C>::kBoxKeys;
-  bool mapped = encode_tensor_map(&map_q, p.q, p.sq, p.hq, p.head_dim, p.q_stride, kRows);
+  const auto map_heads = [&](CUtensorMap* map, const void* base, int64_t rows, int heads,
+                             int64_t stride, int box_rows) {
+    return encode_head_map(map, base, sizeof(__nv_bfloat16), rows, heads, p.head_dim, stride,
+                           box_rows);
+  };
+  bool mapped = map_heads(&map_q, p.q, p.sq, p.hq, p.q_stride, kRows);
   if (p.skv > 0) {
-    mapped = mapped && encode_tensor_map(&map_k, p.k, p.skv, p.hkv, p.head_dim, p.k_stride, box) &&
-             encode_tensor_map(&map_v, p.v, p.skv, p.hkv, p.head_dim, p.v_stride, box);
+    mapped = mapped && map_heads(&map_k, p.k, p.skv, p.hkv, p.k_stride, box) &&
+             map_heads(&map_v, p.v, p.skv, p.hkv, p.v_stride, box);
   } else {
     map_k = map_v = map_q;  // never read
   }
@@ -796,7 +567,7 @@ const char* launch_attention(const Sm90AttentionParams& p, void* stream) {
   a.indices = p.indices;
   a.counts = p.counts;
   a.out_stride = p.out_stride;
-  a.scale_log2 = p.scale * 1.4426950408889634f;
+  a.scale_log2 = p.scale * kLog2E;
   a.sq = static_cast<int>(p.sq);
   a.skv = static_cast<int>(p.skv);
   a.hq = p.hq;
@@ -812,25 +583,14 @@ const char* launch_attention(const Sm90AttentionParams& p, void* stream) {
   const int per_item = C.cluster * (C.mapping == RowMapping::kRowPair ? 1 : 2);
   a.items = static_cast<int>((head_rows + per_item - 1) / per_item);
 
-  // One CTA an SM, more only if a CTA's items would not fit its bit set.
-  const int sms = multiprocessors();
-  const int clusters = std::max(
-      {1, std::min(a.items, sms / C.cluster), (a.items + kMaxItemsPerCta - 1) / kMaxItemsPerCta});
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * C.cluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = Layout<C>::kBytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = C.cluster;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = C.cluster > 1 ? 1 : 0;
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, attention_kernel<Variant>, map_q, map_k, map_v, a);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  // More than one CTA an SM only if a CTA's items would not fit its bit set.
+  const int clusters = std::max(persistent_clusters(a.items, C.cluster),
+                                (a.items + kMaxItemsPerCta - 1) / kMaxItemsPerCta);
+  return launch(attention_kernel<Variant>,
+                {.ctas = dim3(static_cast<unsigned>(clusters * C.cluster)),
+                 .shared_bytes = Layout<C>::kBytes,
+                 .cluster = C.cluster},
+                stream, map_q, map_k, map_v, a);
 }
 
 }  // namespace orrery::cuda::sm90

@@ -26,39 +26,30 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "sm90.cuh"
 #include "sm90_conv.h"
-#include "sm90_host.h"
+#include "sm90_pipeline.cuh"
 
 namespace orrery::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int kTaps = 9;
-constexpr int kConsumers = 2;
-constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kChannels = 128;  // of a tile
-constexpr int kDepth = 64;      // input channels at a time, 128 bytes
-constexpr int kRowBytes = 2 * kDepth;
-constexpr int kCluster = 2;
+using Bf16 = Element<__nv_bfloat16>;
 
-// Registers a thread after reallocation; a CTA of 384 threads starts with 168 each.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kTaps = 9;
+constexpr int kChannels = 128;         // of a tile
+constexpr int kDepth = Bf16::kPerRow;  // input channels at a time
+constexpr int kCluster = 2;
 
 constexpr int kTileBorder = 18 * 10;  // positions of a tile with its border
 constexpr int kTBytes = (kTileBorder * kRowBytes + 1023) / 1024 * 1024;
 constexpr int kUBytes = kChannels * kRowBytes;
 constexpr int kTStages = 3;
 constexpr int kUStages = 9;
-
-constexpr int kT = 0;
-constexpr int kU = kT + kTStages * kTBytes;
-constexpr int kFullT = kU + kUStages * kUBytes;
-constexpr int kEmptyT = kFullT + 8 * kTStages;
-constexpr int kFullU = kEmptyT + 8 * kTStages;
-constexpr int kEmptyU = kFullU + 8 * kUStages;
-constexpr int kBytes = kEmptyU + 8 * kUStages;
+constexpr int kU = kTStages * kTBytes;
+constexpr int kBarriers = kU + kUStages * kUBytes;
+constexpr RingShape kTRing{kTStages, kTBytes, 0, kBarriers};
+constexpr RingShape kURing{kUStages, kUBytes, kU, kTRing.barriers_end()};
+constexpr int kBytes = kURing.barriers_end();
 static_assert(kBytes <= kMaxSharedBytes, "the tiles must fit the shared memory of one CTA");
 
 // The order of the four products: those that both outputs need come first.
@@ -98,27 +89,24 @@ __device__ __forceinline__ Tile tile_of(const Args& a, int item, int rank) {
 __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_t,
                                         const CUtensorMap* map_u, uint32_t smem, int rank,
                                         int cluster, int clusters) {
-  RingPosition<kTStages> t;
-  RingPosition<kUStages> u;
+  Ring<kTRing> t{smem};
+  Ring<kURing> u{smem};
   const int border_bytes = (a.tile_rows + 2) * (columns_of(a.tile_rows) + 2) * kRowBytes;
   for (int item = cluster; item < a.items; item += clusters) {
     const Tile tile = tile_of(a, item, rank);
     for (int i = 0; i < 4; ++i) {
       const int product = product_at(i);
       for (int depth = 0; depth < a.depths; ++depth) {
-        mbarrier_wait(smem + kEmptyT + 8 * t.stage, t.phase ^ 1);
-        mbarrier_arrive_expect(smem + kFullT + 8 * t.stage, border_bytes);
-        tma_load_4d(smem + kT + t.stage * kTBytes, map_t, depth * kDepth,
-                    tile.column - a.pad_columns, tile.row - a.pad_rows, 4 * tile.pair + product,
-                    smem + kFullT + 8 * t.stage, kEvictFirst);
+        t.acquire(border_bytes);
+        tma_load_4d(t.buffer(), map_t, depth * kDepth, tile.column - a.pad_columns,
+                    tile.row - a.pad_rows, 4 * tile.pair + product, t.full(), kEvictFirst);
         t.next();
         for (int tap = 0; tap < kTaps; ++tap) {
           constexpr int kShare = kChannels / kCluster;
-          mbarrier_wait(smem + kEmptyU + 8 * u.stage, u.phase ^ 1);
-          mbarrier_arrive_expect(smem + kFullU + 8 * u.stage, kUBytes);
-          tma_load_4d_multicast(smem + kU + u.stage * kUBytes + rank * kShare * kRowBytes, map_u,
-                                depth * kDepth, tile.channel + rank * kShare, tap, product,
-                                smem + kFullU + 8 * u.stage, (1 << kCluster) - 1, kEvictLast);
+          u.acquire();
+          tma_load_4d_multicast(u.buffer() + rank * kShare * kRowBytes, map_u, depth * kDepth,
+                                tile.channel + rank * kShare, tap, product, u.full(),
+                                (1 << kCluster) - 1, kEvictLast);
           u.next();
         }
       }
@@ -128,22 +116,13 @@ __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_t,
 
 struct Consumer {
   const Args& a;
-  uint32_t smem;
   int warpgroup;
   int warp;  // of the warpgroup
   int lane;
   int pitch;        // positions between rows of a tile in shared memory
   uint32_t offset;  // of this warpgroup's first position
-  RingPosition<kTStages> t;
-  RingPosition<kUStages> u;
-
-  // Tells who fills the buffer that this warp has read it.
-  __device__ __forceinline__ void release_t(int stage) {
-    if (lane == 0) mbarrier_arrive(smem + kEmptyT + 8 * stage);
-  }
-  __device__ __forceinline__ void release_u(int stage) {
-    if (lane < kCluster) mbarrier_arrive_remote(map_to_rank(smem + kEmptyU + 8 * stage, lane));
-  }
+  Ring<kTRing> t;   // of this CTA alone
+  Ring<kURing> u;   // shared by the cluster
 
   // sum += t u over all taps and depths.
   __device__ __forceinline__ void accumulate(float (&sum)[kChannels / 2]) {
@@ -151,33 +130,33 @@ struct Consumer {
     wgmma_fence();
     int last_t = -1, last_u = -1;  // read by the products before the ones just issued
     for (int depth = 0; depth < a.depths; ++depth) {
-      mbarrier_wait(smem + kFullT + 8 * t.stage, t.phase);
-      const uint32_t from = smem + kT + t.stage * kTBytes + offset;
+      t.wait();
+      const uint32_t from = t.buffer() + offset;
 #pragma unroll
       for (int tap = 0; tap < kTaps; ++tap) {
-        mbarrier_wait(smem + kFullU + 8 * u.stage, u.phase);
+        u.wait();
         const uint64_t x =
             k_major_descriptor(from + (tap / 3 * pitch + tap % 3) * kRowBytes, pitch * kRowBytes);
-        const uint64_t w = k_major_descriptor(smem + kU + u.stage * kUBytes);
+        const uint64_t w = k_major_descriptor(u.buffer());
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kDepth / 16; ++step) {
-          wgmma_ss(sum, advance(x, 32 * step), advance(w, 32 * step), 1);
+        for (int step = 0; step < kStepsPerRow; ++step) {
+          wgmma_ss(sum, advance(x, kStepBytes * step), advance(w, kStepBytes * step), 1);
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (last_u >= 0) release_u(last_u);
-        if (tap == 0 && last_t >= 0) release_t(last_t);
-        last_u = u.stage;
+        if (last_u >= 0) u.release<kCluster>(last_u, lane);
+        if (tap == 0 && last_t >= 0) t.release<1>(last_t, lane);
+        last_u = u.slot();
         u.next();
       }
-      last_t = t.stage;
+      last_t = t.slot();
       t.next();
     }
     wgmma_wait<0>();
     pin_registers(sum);
-    release_u(last_u);
-    release_t(last_t);
+    u.release<kCluster>(last_u, lane);
+    t.release<1>(last_t, lane);
   }
 
   // Writes this warpgroup's part of one frame: a lane owns column lane / 4 of two rows.
@@ -229,66 +208,52 @@ struct Consumer {
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     pair_conv_kernel(const __grid_constant__ CUtensorMap map_t,
                      const __grid_constant__ CUtensorMap map_u, const Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = shared_address(shared);
-  const int warpgroup = warp_uniform(threadIdx.x / 128);
-  const int warp = warp_uniform(threadIdx.x / 32 % 4);
-  const int lane = threadIdx.x % 32;
   const int rank = static_cast<int>(cluster_rank());
   const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kTStages; ++i) {
-      mbarrier_init(smem + kFullT + 8 * i, 1);
-      mbarrier_init(smem + kEmptyT + 8 * i, 4 * kConsumers);
-    }
-    for (int i = 0; i < kUStages; ++i) {
-      mbarrier_init(smem + kFullU + 8 * i, 1);
-      mbarrier_init(smem + kEmptyU + 8 * i, 4 * kConsumers * kCluster);
-    }
+    Ring<kTRing>::init(smem, 4 * kConsumers);
+    Ring<kURing>::init(smem, 4 * kConsumers * kCluster);
     mbarrier_init_fence();
     prefetch_tensor_map(&map_t);
     prefetch_tensor_map(&map_u);
   }
   cluster_meet();
 
-  if (warpgroup == 0) {
-    release_registers<kProducerRegisters>();
-    if (warp == 0 && lane == 0) produce(a, &map_t, &map_u, smem, rank, cluster, clusters);
-  } else {
-    claim_registers<kConsumerRegisters>();
-    const int self = warpgroup - 1, pitch = columns_of(a.tile_rows) + 2;
-    Consumer consumer{a,
-                      smem,
-                      self,
-                      warp,
-                      lane,
-                      pitch,
-                      static_cast<uint32_t>(self * 8 * (a.tile_rows == 8 ? 1 : pitch) * kRowBytes),
-                      {},
-                      {}};
-    float first[kChannels / 2], second[kChannels / 2];
-    for (int item = cluster; item < a.items; item += clusters) {
-      const Tile tile = tile_of(a, item, rank);
+  run_roles(
+      [&](int warp, int lane) {
+        if (warp == 0 && lane == 0) produce(a, &map_t, &map_u, smem, rank, cluster, clusters);
+      },
+      [&](int warpgroup, int warp, int lane) {
+        const int pitch = columns_of(a.tile_rows) + 2;
+        const int first_position = warpgroup * 8 * (a.tile_rows == 8 ? 1 : pitch);
+        Consumer consumer{a,      warpgroup, warp,
+                          lane,   pitch,     static_cast<uint32_t>(first_position * kRowBytes),
+                          {smem}, {smem}};
+        float first[kChannels / 2], second[kChannels / 2];
+        for (int item = cluster; item < a.items; item += clusters) {
+          const Tile tile = tile_of(a, item, rank);
 #pragma unroll
-      for (int i = 0; i < kChannels / 2; ++i) first[i] = second[i] = 0;
-      consumer.accumulate(first);
-      consumer.accumulate(second);
+          for (int i = 0; i < kChannels / 2; ++i) first[i] = second[i] = 0;
+          consumer.accumulate(first);
+          consumer.accumulate(second);
 #pragma unroll
-      for (int i = 0; i < kChannels / 2; ++i) {
-        const float both = first[i] + second[i];
-        second[i] = first[i] - second[i];
-        first[i] = both;
-      }
-      consumer.accumulate(first);
-      consumer.accumulate(second);
-      consumer.store(tile, 2 * tile.pair, first);
-      consumer.store(tile, 2 * tile.pair + 1, second);
-    }
-  }
+          for (int i = 0; i < kChannels / 2; ++i) {
+            const float both = first[i] + second[i];
+            second[i] = first[i] - second[i];
+            first[i] = both;
+          }
+          consumer.accumulate(first);
+          consumer.accumulate(second);
+          consumer.store(tile, 2 * tile.pair, first);
+          consumer.store(tile, 2 * tile.pair + 1, second);
+        }
+      });
   // No CTA leaves while its peer can still write into it.
   cluster_meet();
 }
@@ -312,11 +277,6 @@ const char* sm90_pair_conv_supports(const Sm90PairConvParams& p) {
 const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
   using namespace sm90;
   if (const char* reason = sm90_pair_conv_supports(p)) return reason;
-  static PerDevice prepared;
-  if (const char* error =
-          prepared.allow_shared_memory(reinterpret_cast<const void*>(pair_conv_kernel), kBytes)) {
-    return error;
-  }
   Args a{};
   a.bias = static_cast<const __nv_bfloat16*>(p.bias);
   a.residual = static_cast<const __nv_bfloat16*>(p.residual);
@@ -341,26 +301,24 @@ const char* sm90_pair_conv(const Sm90PairConvParams& p, void* stream) {
   if (a.items == 0) return nullptr;
 
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  const uint64_t row = size(p.cin) * sizeof(__nv_bfloat16);
+  const uint64_t line = row * size(p.columns_in), taps = row * size(p.cout);
+  const TensorBox t{.base = p.t,
+                    .dims = {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
+                    .strides = {row, line, line * size(p.rows_in)},
+                    .box = {kDepth, static_cast<uint32_t>(columns_of(a.tile_rows) + 2),
+                            static_cast<uint32_t>(a.tile_rows + 2), 1}};
+  const TensorBox u{.base = p.u,
+                    .dims = {size(p.cin), size(p.cout), kTaps, 4},
+                    .strides = {row, taps, taps * kTaps},
+                    .box = {kDepth, kChannels / kCluster, 1, 1}};
   CUtensorMap map_t, map_u;
-  const bool mapped =
-      encode_bf16_map(&map_t, p.t,
-                      {size(p.cin), size(p.columns_in), size(p.rows_in), size(4 * p.pairs)},
-                      {size(p.cin) * 2, size(p.cin) * 2 * size(p.columns_in),
-                       size(p.cin) * 2 * size(p.columns_in) * size(p.rows_in)},
-                      {kDepth, static_cast<uint32_t>(columns_of(a.tile_rows) + 2),
-                       static_cast<uint32_t>(a.tile_rows + 2), 1}) &&
-      encode_bf16_map(
-          &map_u, p.u, {size(p.cin), size(p.cout), kTaps, 4},
-          {size(p.cin) * 2, size(p.cin) * 2 * size(p.cout), size(p.cin) * 2 * size(p.cout) * kTaps},
-          {kDepth, kChannels / kCluster, 1, 1});
-  if (!mapped) return "the driver refused a tensor map";
+  if (!encode_tensor_map(&map_t, t) || !encode_tensor_map(&map_u, u))
+    return "the driver refused a tensor map";
 
-  const int sms = multiprocessors();
-  const int clusters = std::max(1, std::min(a.items, sms / kCluster));
-  pair_conv_kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kBytes,
-                     static_cast<cudaStream_t>(stream)>>>(map_t, map_u, a);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  const dim3 ctas(static_cast<unsigned>(persistent_clusters(a.items, kCluster) * kCluster));
+  return launch(pair_conv_kernel, {.ctas = ctas, .shared_bytes = kBytes, .cluster = kCluster},
+                stream, map_t, map_u, a);
 }
 
 }  // namespace orrery::cuda

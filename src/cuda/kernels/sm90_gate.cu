@@ -21,39 +21,30 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "sm90.cuh"
 #include "sm90_gate.h"
-#include "sm90_host.h"
+#include "sm90_pipeline.cuh"
 
 namespace orrery::cuda {
 namespace sm90 {
 namespace {
 
-constexpr int kRows = 64;  // of a warpgroup
-constexpr int kConsumers = 2;
-constexpr int kThreads = 128 * (kConsumers + 1);
+using Bf16 = Element<__nv_bfloat16>;
+
 constexpr int kTileRows = kConsumers * kRows;
-constexpr int kColumns = 128;  // of a tile
-constexpr int kDepth = 64;     // of k at a time, 128 bytes
-constexpr int kRowBytes = 2 * kDepth;
+constexpr int kColumns = 128;          // of a tile
+constexpr int kDepth = Bf16::kPerRow;  // of k at a time
 constexpr int kCluster = 2;
 constexpr int kGroup = 24;  // tiles side by side in m before n moves on
 constexpr int kBox = 64;    // rows that one TMA load brings
 static_assert(kBox * kCluster == kTileRows && kBox * kCluster == kColumns,
               "each CTA of a cluster brings half of what they share");
 
-// Registers a thread after reallocation; a CTA of 384 threads starts with 168 each.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-
+// A stage is a tile of x above a tile of w.
 constexpr int kXBytes = kTileRows * kRowBytes;
 constexpr int kWBytes = 2 * kColumns * kRowBytes;
 constexpr int kStages = 4;
-constexpr int kX = 0;
-constexpr int kW = kX + kStages * kXBytes;
-constexpr int kFull = kW + kStages * kWBytes;
-constexpr int kEmpty = kFull + 8 * kStages;
-constexpr int kBytes = kEmpty + 8 * kStages;
+constexpr RingShape kRing{kStages, kXBytes + kWBytes, 0, kStages*(kXBytes + kWBytes)};
+constexpr int kBytes = kRing.barriers_end();
 static_assert(kBytes <= kMaxSharedBytes, "the tiles must fit the shared memory of one CTA");
 
 struct Args {
@@ -86,14 +77,12 @@ __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_x,
   constexpr uint16_t kAll = (1 << kCluster) - 1;
   constexpr int kBoxBytes = kBox * kRowBytes;
   const bool shares_w = a.rows_at_once == 2;
-  RingPosition<kStages> ring;
+  Ring<kRing> ring{smem};
   for (int item = cluster; item < a.items; item += clusters) {
     const Tile tile = tile_of(a, item, rank);
     for (int depth = 0; depth < a.depths; ++depth) {
-      const uint32_t full = smem + kFull + 8 * ring.stage;
-      const uint32_t x = smem + kX + ring.stage * kXBytes, w = smem + kW + ring.stage * kWBytes;
-      mbarrier_wait(smem + kEmpty + 8 * ring.stage, ring.phase ^ 1);
-      mbarrier_arrive_expect(full, kXBytes + kWBytes);
+      ring.acquire();
+      const uint32_t full = ring.full(), x = ring.buffer(), w = x + kXBytes;
       const int column = depth * kDepth;
       // Both halves of a tile for this CTA, or this CTA's half of a shared one for both.
       const auto bring = [&](uint32_t to, const CUtensorMap* map, int row, bool shared) {
@@ -115,37 +104,30 @@ __device__ __forceinline__ void produce(const Args& a, const CUtensorMap* map_x,
 
 struct Consumer {
   const Args& a;
-  uint32_t smem;
   int warpgroup;
   int warp;  // of the warpgroup
   int lane;
-  RingPosition<kStages> ring;
-
-  // Tells the producers of the cluster that this warp has read the buffer.
-  __device__ __forceinline__ void release(int stage) {
-    if (lane < kCluster) mbarrier_arrive_remote(map_to_rank(smem + kEmpty + 8 * stage, lane));
-  }
+  Ring<kRing> ring;
 
   __device__ __forceinline__ void multiply(float (&sum)[kColumns]) {
     int last = -1;  // read by the products before the ones just issued
     for (int depth = 0; depth < a.depths; ++depth) {
-      mbarrier_wait(smem + kFull + 8 * ring.stage, ring.phase);
-      const uint64_t x =
-          k_major_descriptor(smem + kX + ring.stage * kXBytes + warpgroup * kRows * kRowBytes);
-      const uint64_t w = k_major_descriptor(smem + kW + ring.stage * kWBytes);
+      ring.wait();
+      const uint64_t x = k_major_descriptor(ring.buffer() + warpgroup * kRows * kRowBytes);
+      const uint64_t w = k_major_descriptor(ring.buffer() + kXBytes);
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kDepth / 16; ++step)
-        wgmma_ss(sum, advance(x, 32 * step), advance(w, 32 * step), 1);
+      for (int step = 0; step < kStepsPerRow; ++step)
+        wgmma_ss(sum, advance(x, kStepBytes * step), advance(w, kStepBytes * step), 1);
       wgmma_commit();
       wgmma_wait<1>();
-      if (last >= 0) release(last);
-      last = ring.stage;
+      if (last >= 0) ring.release<kCluster>(last, lane);
+      last = ring.slot();
       ring.next();
     }
     wgmma_wait<0>();
     pin_registers(sum);
-    release(last);
+    ring.release<kCluster>(last, lane);
   }
 
   // A lane owns two rows; register 4 j + {0, 1} is a gate, 64 registers on is its factor.
@@ -172,47 +154,40 @@ struct Consumer {
   }
 
   __device__ __forceinline__ static float gated(float gate, float up) {
-    constexpr float kLog2E = 1.4426950408889634f;
     return __fdividef(gate, 1.0f + exp2_approx(-kLog2E * gate)) * up;
   }
 };
 
-__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     gate_kernel(const __grid_constant__ CUtensorMap map_x,
                 const __grid_constant__ CUtensorMap map_w, const Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = shared_address(shared);
-  const int warpgroup = warp_uniform(threadIdx.x / 128);
-  const int warp = warp_uniform(threadIdx.x / 32 % 4);
-  const int lane = threadIdx.x % 32;
   const int rank = static_cast<int>(cluster_rank());
   const int cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(smem + kFull + 8 * i, 1);
-      mbarrier_init(smem + kEmpty + 8 * i, 4 * kConsumers * kCluster);
-    }
+    Ring<kRing>::init(smem, 4 * kConsumers * kCluster);
     mbarrier_init_fence();
     prefetch_tensor_map(&map_x);
     prefetch_tensor_map(&map_w);
   }
   cluster_meet();
 
-  if (warpgroup == 0) {
-    release_registers<kProducerRegisters>();
-    if (warp == 0 && lane == 0) produce(a, &map_x, &map_w, smem, rank, cluster, clusters);
-  } else {
-    claim_registers<kConsumerRegisters>();
-    Consumer consumer{a, smem, warpgroup - 1, warp, lane, {}};
-    float sum[kColumns];
-    for (int item = cluster; item < a.items; item += clusters) {
+  run_roles(
+      [&](int warp, int lane) {
+        if (warp == 0 && lane == 0) produce(a, &map_x, &map_w, smem, rank, cluster, clusters);
+      },
+      [&](int warpgroup, int warp, int lane) {
+        Consumer consumer{a, warpgroup, warp, lane, {smem}};
+        float sum[kColumns];
+        for (int item = cluster; item < a.items; item += clusters) {
 #pragma unroll
-      for (float& value : sum) value = 0;
-      consumer.multiply(sum);
-      consumer.store(tile_of(a, item, rank), sum);
-    }
-  }
+          for (float& value : sum) value = 0;
+          consumer.multiply(sum);
+          consumer.store(tile_of(a, item, rank), sum);
+        }
+      });
   // No CTA leaves while its peer can still write into it.
   cluster_meet();
 }
@@ -235,19 +210,9 @@ const char* sm90_gate_supports(const Sm90GateParams& p) {
 const char* sm90_gate(const Sm90GateParams& p, void* stream) {
   using namespace sm90;
   if (const char* reason = sm90_gate_supports(p)) return reason;
-  static PerDevice prepared;
-  if (const char* error =
-          prepared.allow_shared_memory(reinterpret_cast<const void*>(gate_kernel), kBytes)) {
-    return error;
-  }
-  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
   CUtensorMap map_x, map_w;
-  if (!encode_bf16_map(&map_x, p.x, {size(p.k), size(p.m), 1, 1},
-                       {size(p.x_stride) * 2, size(p.x_stride) * 2, size(p.x_stride) * 2},
-                       {kDepth, kBox, 1, 1}) ||
-      !encode_bf16_map(&map_w, p.w, {size(p.k), size(2 * p.n), 1, 1},
-                       {size(p.w_stride) * 2, size(p.w_stride) * 2, size(p.w_stride) * 2},
-                       {kDepth, kBox, 1, 1}))
+  if (!encode_matrix_map(&map_x, p.x, sizeof(__nv_bfloat16), p.m, p.k, p.x_stride, kBox) ||
+      !encode_matrix_map(&map_w, p.w, sizeof(__nv_bfloat16), 2 * p.n, p.k, p.w_stride, kBox))
     return "the driver refused a tensor map";
   Args a{};
   a.out = static_cast<__nv_bfloat16*>(p.out);
@@ -255,8 +220,7 @@ const char* sm90_gate(const Sm90GateParams& p, void* stream) {
   a.m = static_cast<int>(p.m);
   a.n = static_cast<int>(p.n);
   a.depths = static_cast<int>(p.k / kDepth);
-  const int sms = multiprocessors();
-  const int most = std::max(1, sms / kCluster);  // clusters at once
+  const int most = std::max(1, multiprocessors() / kCluster);  // clusters at once
   const auto up = [](int64_t x, int64_t y) { return static_cast<int>((x + y - 1) / y); };
   const int row_tiles = up(p.m, kTileRows), column_tiles = up(p.n, kColumns);
   const auto items = [&](int rows_at_once) {
@@ -266,11 +230,9 @@ const char* sm90_gate(const Sm90GateParams& p, void* stream) {
   a.row_steps = up(row_tiles, a.rows_at_once);
   a.column_steps = up(column_tiles, kCluster / a.rows_at_once);
   a.items = items(a.rows_at_once);
-  const int clusters = std::min(a.items, most);
-  gate_kernel<<<static_cast<unsigned>(clusters * kCluster), kThreads, kBytes,
-                static_cast<cudaStream_t>(stream)>>>(map_x, map_w, a);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  const dim3 ctas(static_cast<unsigned>(persistent_clusters(a.items, kCluster) * kCluster));
+  return launch(gate_kernel, {.ctas = ctas, .shared_bytes = kBytes, .cluster = kCluster}, stream,
+                map_x, map_w, a);
 }
 
 }  // namespace orrery::cuda

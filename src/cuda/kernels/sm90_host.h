@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 
 namespace orrery::cuda::sm90 {
@@ -38,35 +37,28 @@ inline bool aligned_rows(const void* base, int64_t stride) {
          stride < (int64_t{1} << 39);
 }
 
-// Remembers for which devices a kernel has been prepared.
-class PerDevice {
- public:
-  const char* allow_shared_memory(const void* kernel, int bytes) {
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return "there is no CUDA device";
-    const uint64_t bit = uint64_t{1} << (device % 64);
-    if ((prepared_.load(std::memory_order_relaxed) & bit) != 0) return nullptr;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
-        cudaSuccess) {
-      cudaGetLastError();
-      return "the kernel could not be loaded with the shared memory of sm_90";
-    }
-    prepared_.fetch_or(bit, std::memory_order_relaxed);
-    return nullptr;
-  }
+// ---- Tensor maps ------------------------------------------------------------------------------
+// What lies outside of a tensor reads as zeros.
 
- private:
-  std::atomic<uint64_t> prepared_{0};
+// A tensor as TMA sees it, innermost dimension first.
+struct TensorBox {
+  const void* base = nullptr;
+  int element_bytes = 2;  // bf16, or 1 for any 8-bit type
+  std::array<uint64_t, 4> dims{};
+  std::array<uint64_t, 3> strides{};  // bytes, of the dimensions after the innermost
+  std::array<uint32_t, 4> box{};      // what one load brings: 64 or 128 bytes of the innermost
 };
 
-// Map over a bf16 tensor, innermost dimension first, strides in bytes of the others, read in boxes
-// of 64 innermost elements with the 128-byte swizzle. What lies outside reads as zeros.
-bool encode_bf16_map(CUtensorMap* map, const void* base, const std::array<uint64_t, 4>& dims,
-                     const std::array<uint64_t, 3>& strides, const std::array<uint32_t, 4>& box);
+// Swizzled by the width of the box. False if the driver refuses.
+bool encode_tensor_map(CUtensorMap* map, const TensorBox& tensor);
 
-// Map over bf16 [rows, heads, head_dim] as (column, row, 64-column chunk, head), read in boxes of
-// 64 columns x `box_rows` rows with the 128-byte swizzle. Rows past the end read as zeros.
-bool encode_tensor_map(CUtensorMap* map, const void* base, int64_t rows, int heads, int head_dim,
-                       int64_t row_stride, int box_rows);
+// Map over [rows, heads, head_dim] as (column, row, chunk of 128 bytes, head), read in boxes of a
+// chunk x `box_rows` rows. Strides are in elements.
+bool encode_head_map(CUtensorMap* map, const void* base, int element_bytes, int64_t rows, int heads,
+                     int head_dim, int64_t row_stride, int box_rows);
+
+// Map over a matrix [rows, columns], read in boxes of 128 bytes x `box_rows` rows.
+bool encode_matrix_map(CUtensorMap* map, const void* base, int element_bytes, int64_t rows,
+                       int64_t columns, int64_t row_stride, int box_rows);
 
 }  // namespace orrery::cuda::sm90

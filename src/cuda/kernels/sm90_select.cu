@@ -18,8 +18,7 @@
 #include <type_traits>
 
 #include "block_choice.cuh"
-#include "sm90.cuh"
-#include "sm90_host.h"
+#include "sm90_pipeline.cuh"
 #include "sm90_select.h"
 
 namespace orrery::cuda {
@@ -35,7 +34,6 @@ constexpr int kStages = 2;     // of K tiles, for each warpgroup
 constexpr int kMaxGroups = 3;  // warpgroups of a CTA, which take the K tiles in turn
 constexpr int kGroupThreads = 128;
 constexpr int kPoolThreads = 256;
-constexpr float kLn2 = 0.693147180559945f;
 
 // Where a cell stands among the pooled rows: inside each 16 cells (4 blocks) such that one thread's
 // share of the product holds all four key cells of a block and two of its four query cells, the
@@ -82,7 +80,7 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const PoolArgs a) {
       }
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        sum[i] += __uint_as_float(i % 2 == 0 ? packed[i / 2] << 16 : packed[i / 2] & 0xffff0000u);
+        sum[i] += i % 2 == 0 ? low_bf16(packed[i / 2]) : high_bf16(packed[i / 2]);
       }
     }
   }
@@ -127,12 +125,11 @@ struct SelectLayout {
   static constexpr int kChunks = kD / 64;
   static constexpr int kChunkBytes = kTileCells * 128;
   static constexpr int kTileBytes = kChunks * kChunkBytes;
-  static constexpr int kQ = 0;
-  static constexpr int kK = kTileBytes;
-  static constexpr int kFullQ = kK + kGroups * kStages * kTileBytes;
-  static constexpr int kFullK = kFullQ + 8;
-  static constexpr int kEmptyK = kFullK + 8 * kGroups * kStages;
-  static constexpr int kScores = kEmptyK + (8 * kGroups * kStages + 15) / 16 * 16;
+  // One buffer of queries; then a ring of keys for each warpgroup.
+  static constexpr int kBarriers = (1 + kGroups * kStages) * kTileBytes;
+  static constexpr RingShape kQ{1, kTileBytes, 0, kBarriers};
+  static constexpr RingShape kK{kStages, kTileBytes, kTileBytes, kQ.barriers_end(), kGroups};
+  static constexpr int kScores = (kK.barriers_end() + 15) / 16 * 16;
 };
 
 // log2(2^a + 2^b).
@@ -147,49 +144,41 @@ __device__ __forceinline__ float log2_add(float a, float b) {
 // the more of the latency of loads, products and exponentials is hidden.
 template <int kD, int kGroups>
 __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensorMap* map_q,
-                                             const CUtensorMap* map_k, uint32_t smem, float* scores,
-                                             int head, int q_tile, uint32_t& q_phase,
-                                             uint32_t& k_uses) {
+                                             const CUtensorMap* map_k, float* scores, int head,
+                                             int q_tile,
+                                             Ring<SelectLayout<kD, kGroups>::kQ>& q_ring,
+                                             Ring<SelectLayout<kD, kGroups>::kK>& k_ring) {
   using L = SelectLayout<kD, kGroups>;
   const int group = warp_uniform(threadIdx.x / kGroupThreads);
   const int warp = warp_uniform(threadIdx.x % kGroupThreads / 32), lane = threadIdx.x % 32;
   const bool loads = threadIdx.x % kGroupThreads == 0;
-  const uint32_t stages = smem + L::kK + group * kStages * L::kTileBytes;
-  const uint32_t full = smem + L::kFullK + group * kStages * 8;
-  const uint32_t empty = smem + L::kEmptyK + group * kStages * 8;
-  auto load = [&](const CUtensorMap* map, uint32_t to, int tile, int of_head, uint32_t barrier) {
-    mbarrier_arrive_expect(barrier, L::kTileBytes);
+  const auto load = [&](const auto& ring, const CUtensorMap* map, int tile, int of_head) {
+    mbarrier_arrive_expect(ring.full(), L::kTileBytes);
 #pragma unroll
     for (int chunk = 0; chunk < L::kChunks; ++chunk) {
-      tma_load_4d(to + chunk * L::kChunkBytes, map, 0, tile * kTileCells, chunk, of_head, barrier,
-                  kEvictLast);
+      tma_load_4d(ring.buffer() + chunk * L::kChunkBytes, map, 0, tile * kTileCells, chunk, of_head,
+                  ring.full(), kEvictLast);
     }
   };
-  auto load_k = [&](int tile, uint32_t use) {
-    load(map_k, stages + use % kStages * L::kTileBytes, tile, head / a.group,
-         full + use % kStages * 8);
-  };
-  if (threadIdx.x == 0) load(map_q, smem + L::kQ, q_tile, head, smem + L::kFullQ);
+  if (threadIdx.x == 0) load(q_ring, map_q, q_tile, head);
   if (loads) {
-    for (int ahead = 0; ahead < kStages && group + ahead * kGroups < a.k_tiles; ++ahead) {
-      load_k(group + ahead * kGroups, k_uses + ahead);
+    auto ahead = k_ring;
+    for (int i = 0; i < kStages && group + i * kGroups < a.k_tiles; ++i, ahead.next()) {
+      load(ahead, map_k, group + i * kGroups, head / a.group);
     }
   }
-  mbarrier_wait(smem + L::kFullQ, q_phase);
-  q_phase ^= 1;
+  q_ring.wait();
 
   // This thread's query block and the cells of its two accumulator rows.
   const int block_q = 4 * warp + lane / 8;
   const int q_cell = (q_tile * kTileBlocks + block_q) * kBlockCells + lane / 4 % 2;
   const bool q_valid[2] = {q_cell < a.q_cells, q_cell + 2 < a.q_cells};
-  const uint64_t q = k_major_descriptor(smem + L::kQ);
+  const uint64_t q = k_major_descriptor(q_ring.buffer());
 
-  for (int tile = group; tile < a.k_tiles; tile += kGroups, ++k_uses) {
-    const uint32_t stage = k_uses % kStages;
-    const uint32_t phase = k_uses / kStages & 1;
-    mbarrier_wait(full + stage * 8, phase);
+  for (int tile = group; tile < a.k_tiles; tile += kGroups, k_ring.next()) {
+    k_ring.wait();
     float t[kTileCells / 2];
-    const uint64_t k = k_major_descriptor(stages + stage * L::kTileBytes);
+    const uint64_t k = k_major_descriptor(k_ring.buffer());
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
@@ -199,13 +188,13 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(t);
-    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+    k_ring.template release<1>(k_ring.slot(), lane);
     if (loads) {
-      // Every warp of the group has read the stage. Also after the last tiles: no phase of a
+      // Every warp of the group has read the buffer. Also after the last tiles: no phase of a
       // barrier passes unseen, whatever head comes next.
-      mbarrier_wait(empty + stage * 8, phase);
+      mbarrier_wait(k_ring.empty(k_ring.slot()), k_ring.at.phase);
       const int next = tile + kStages * kGroups;
-      if (next < a.k_tiles) load_k(next, k_uses + kStages);
+      if (next < a.k_tiles) load(k_ring, map_k, next, head / a.group);
     }
 
     // Past the end of the cells lie zeros, which must not count; most tiles have none.
@@ -240,6 +229,7 @@ __device__ __forceinline__ void score_blocks(const SelectArgs& a, const CUtensor
       reduce(std::false_type{});
     }
   }
+  q_ring.next();
   __syncthreads();
 }
 
@@ -413,23 +403,21 @@ __global__ void __launch_bounds__(kGroups* kGroupThreads)
   const uint32_t smem = shared_address(shared);
   float* scores = reinterpret_cast<float*>(shared + L::kScores);
   if (threadIdx.x == 0) {
-    mbarrier_init(smem + L::kFullQ, 1);
-    for (int i = 0; i < kGroups * kStages; ++i) {
-      mbarrier_init(smem + L::kFullK + 8 * i, 1);
-      mbarrier_init(smem + L::kEmptyK + 8 * i, kGroupThreads / 32);
-    }
+    Ring<L::kQ>::init(smem, 1);
+    Ring<L::kK>::init(smem, kGroupThreads / 32);
     mbarrier_init_fence();
   }
   __syncthreads();
 
   const int q_tile = blockIdx.x, list = blockIdx.y;
   float* ranks = scores;
-  uint32_t q_phase = 0, k_uses = 0;
+  Ring<L::kQ> q_ring{smem};
+  Ring<L::kK> k_ring{smem, warp_uniform(threadIdx.x / kGroupThreads) * kStages};
   const bool needs_scores = a.scores != nullptr || !keeps_all(a);
   const bool by_share = a.heads_per_list > 1 || a.mass > 0.0f;
   for (int i = 0; needs_scores && i < a.heads_per_list; ++i) {
-    score_blocks<kD, kGroups>(a, &map_q, &map_k, smem, scores, list * a.heads_per_list + i, q_tile,
-                              q_phase, k_uses);
+    score_blocks<kD, kGroups>(a, &map_q, &map_k, scores, list * a.heads_per_list + i, q_tile,
+                              q_ring, k_ring);
     merge_scores<L::kThreads>(a, scores);
     if (by_share) {
       if (a.heads_per_list > 1) ranks = scores + kTileBlocks * a.score_row;
@@ -476,16 +464,11 @@ const char* launch_groups(const Sm90SelectParams& p, const CUtensorMap& map_q,
   if constexpr (kGroups > 1) {
     if (bytes > kMaxSharedBytes) return launch_groups<kD, kGroups - 1>(p, map_q, map_k, a, stream);
   }
-  static PerDevice prepared;
-  if (const char* error = prepared.allow_shared_memory(
-          reinterpret_cast<const void*>(select_kernel<kD, kGroups>), kMaxSharedBytes)) {
-    return error;
-  }
   const dim3 grid(static_cast<unsigned>(padded_cells(p.sq) / kTileCells),
                   static_cast<unsigned>(p.hq / p.heads_per_list));
-  select_kernel<kD, kGroups><<<grid, kGroups * kGroupThreads, bytes, stream>>>(map_q, map_k, a);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch(select_kernel<kD, kGroups>,
+                {.ctas = grid, .threads = kGroups * kGroupThreads, .shared_bytes = bytes}, stream,
+                map_q, map_k, a);
 }
 
 template <int kD>
@@ -493,7 +476,6 @@ const char* launch_select(const Sm90SelectParams& p, cudaStream_t stream) {
   const int q_cells = padded_cells(p.sq), k_cells = padded_cells(p.skv);
   __nv_bfloat16* pooled_q = static_cast<__nv_bfloat16*>(p.workspace);
   __nv_bfloat16* pooled_k = pooled_q + int64_t{q_cells} * p.hq * kD;
-  constexpr float kLog2E = 1.4426950408889634f;
   const PoolArgs pools[2] = {{static_cast<const __nv_bfloat16*>(p.q), pooled_q, p.q_stride,
                               static_cast<int>(p.sq), p.hq, q_cells, p.scale * kLog2E},
                              {static_cast<const __nv_bfloat16*>(p.k), pooled_k, p.k_stride,
@@ -505,8 +487,11 @@ const char* launch_select(const Sm90SelectParams& p, cudaStream_t stream) {
   }
 
   CUtensorMap map_q, map_k;
-  if (!encode_tensor_map(&map_q, pooled_q, q_cells, p.hq, kD, int64_t{p.hq} * kD, kTileCells) ||
-      !encode_tensor_map(&map_k, pooled_k, k_cells, p.hkv, kD, int64_t{p.hkv} * kD, kTileCells)) {
+  constexpr int kBytes = sizeof(__nv_bfloat16);
+  if (!encode_head_map(&map_q, pooled_q, kBytes, q_cells, p.hq, kD, int64_t{p.hq} * kD,
+                       kTileCells) ||
+      !encode_head_map(&map_k, pooled_k, kBytes, k_cells, p.hkv, kD, int64_t{p.hkv} * kD,
+                       kTileCells)) {
     return "the driver refused a tensor map";
   }
   SelectArgs a{};
