@@ -52,13 +52,13 @@ int main(int argc, char** argv) {
     else if (key == "sparsity")
       options.sparsity = std::stod(value);
     else if (key == "offload")
-      engine.offload = value;
+      engine.offload = orrery::value_named<orrery::Offload>(value).value();
     else if (key == "no-graphs")
       engine.graphs = false;
     else if (key == "device")
       engine.device = value;
     else if (key == "dtype")
-      engine.dtype = value;
+      engine.dtype = orrery::value_named<orrery::ComputeType>(value).value();
     else {
       std::fprintf(stderr, "model_bench: %s is not known\n", key.c_str());
       return 2;

@@ -68,7 +68,7 @@ BenchRank::BenchRank(const BenchOptions& what, const EngineOptions& engine, cons
       dtype(activation_type(engine, *backend)),
       config(TransformerConfig::from_json(model_preset(options.config).transformer)),
       vae_config(VaeConfig::from_json(model_preset(options.config).vae)),
-      offload(offload_of(engine.offload, backend->device())),
+      offload(offload_on(backend->device(), engine.offload)),
       replays(engine.graphs && offload != Offload::layer) {
   require(offload != Offload::model,
           "bench: --offload model moves weights between stages only, which random weights do not "

@@ -15,15 +15,15 @@ void measure_load(const BenchOptions& options, const EngineOptions& engine, cons
   Transformer transformer(*backend, checkpoint.transformer, dtype);
   Vae vae(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
   ModelWeights::Options use;
-  use.offload = offload_of(engine.offload, backend->device());
+  use.offload = offload_on(backend->device(), engine.offload);
   use.host_memory = available_host_memory();
   if (backend->device() != DeviceKind::cpu) use.transformer.dtype = use.vae.dtype = dtype;
   use.transformer.ignored = Transformer::is_unused;
   ModelWeights weights(*backend, transformer, vae, options.model, use);
   const std::string size =
       concat(options.model.filename().string(), ", ", checkpoint.transformer.num_hidden_layers,
-             " layers, ", weights.sizes().all() / 1000000, " MB, offload ", engine.offload, ", ",
-             name_of(dtype));
+             " layers, ", weights.sizes().all() / 1000000, " MB, offload ", name_of(engine.offload),
+             ", ", name_of(dtype));
   const auto report = [&](const char* name, double value, const char* unit) {
     line(json_line(options, *backend, size, {name, value, unit, 0, "", 0}).dump());
   };

@@ -21,6 +21,21 @@ const std::vector<std::string> kOnOff{"on", "off"};
   throw Error(ErrorKind::invalid_argument, sentence);
 }
 
+// A flag that takes one of the names of E.
+template <typename E, typename Target>
+CLI::Option* add_choice(CLI::App& app, const char* flag, Target& target, const std::string& help) {
+  return app.add_option_function<std::string>(
+      flag,
+      [flag, &target](const std::string& given) {
+        const std::optional<E> value = value_named<E>(given);
+        if (!value) {
+          throw CLI::ValidationError(flag, "\"" + given + "\" is not one of " + list_of_names<E>());
+        }
+        target = *value;
+      },
+      help + ": " + list_of_names<E>());
+}
+
 // The two sides of NAME=VALUE.
 std::pair<std::string, std::string> parse_pair(const char* flag, const std::string& text) {
   const size_t equals = text.find('=');
@@ -28,6 +43,14 @@ std::pair<std::string, std::string> parse_pair(const char* flag, const std::stri
     refuse(std::string(flag) + " \"" + text + "\": expected HINT=VALUE");
   }
   return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+ControlHint hint_named(const std::string& name) {
+  const std::optional<ControlHint> hint = value_named<ControlHint>(name);
+  if (!hint) {
+    refuse("control \"" + name + "\" is not known; it is " + list_of_names<ControlHint>());
+  }
+  return *hint;
 }
 
 // The whole text as a number.
@@ -44,7 +67,7 @@ std::optional<double> parse_number(const std::string& text) {
 // Flags of structural control.
 struct TransferFlags {
   std::vector<std::string> controls, weights;
-  std::string edge_preset, blur_preset;
+  std::optional<ControlPreset> edge_preset, blur_preset;
   std::vector<double> guidance_interval, control_guidance_interval;
   TransferRequest transfer;
 
@@ -54,12 +77,10 @@ struct TransferFlags {
                    "several times. edge or "
                    "blur alone: computed from --video-path")
         ->take_all();
-    app.add_option("--preset-edge-threshold", edge_preset,
-                   "Of a computed edge control: none, very_low, low, medium, high or very_high; "
-                   "default medium");
-    app.add_option("--preset-blur-strength", blur_preset,
-                   "Of a computed blur control: none, very_low, low, medium, high or very_high; "
-                   "default medium");
+    add_choice<ControlPreset>(app, "--preset-edge-threshold", edge_preset,
+                              "Of a computed edge control");
+    add_choice<ControlPreset>(app, "--preset-blur-strength", blur_preset,
+                              "Of a computed blur control");
     app.add_option("--control-weight", weights,
                    "Weight of one of several controls as HINT=NUMBER; default 1 each")
         ->take_all();
@@ -76,21 +97,16 @@ struct TransferFlags {
         ->capture_default_str();
     app.add_option("--num-video-frames-per-chunk", transfer.num_video_frames_per_chunk,
                    "Frames made at once; default all, 101 for a wsm control alone");
-    app.add_option("--chunk-noise", transfer.chunk_noise,
-                   "Later chunks: continue (the generator goes on) or reseed (chunk c starts from "
-                   "seed + c)")
-        ->check(CLI::IsMember({"continue", "reseed"}))
-        ->capture_default_str();
+    add_choice<ChunkNoise>(app, "--chunk-noise", transfer.chunk_noise,
+                           "Later chunks, whether the generator goes on or starts from seed + c");
     app.add_option("--guidance-interval", guidance_interval,
                    "Timesteps between which guidance works, A B")
         ->expected(2);
     app.add_option("--control-guidance-interval", control_guidance_interval,
                    "Timesteps between which control guidance works, A B")
         ->expected(2);
-    app.add_option("--control-attention", transfer.attention,
-                   "Several controls: weighted (each attended on its own) or joint")
-        ->check(CLI::IsMember({"weighted", "joint"}))
-        ->capture_default_str();
+    add_choice<ControlAttention>(app, "--control-attention", transfer.attention,
+                                 "Several controls, each on its own or all together");
   }
 
   // Whether any flag of transfer was given without a control.
@@ -115,20 +131,20 @@ struct TransferFlags {
     TransferRequest out = transfer;
     for (const std::string& text : controls) {
       if (text == "edge" || text == "blur") {
-        out.controls.push_back({text, {}});
+        out.controls.push_back({*value_named<ControlHint>(text), {}});
         continue;
       }
       const auto [hint, file] = parse_pair("--control", text);
-      out.controls.push_back({hint, load_clip(file)});
+      out.controls.push_back({hint_named(hint), load_clip(file)});
     }
     for (const auto& [hint, flag, preset] :
-         {std::tuple{"edge", "--preset-edge-threshold", edge_preset},
-          {"blur", "--preset-blur-strength", blur_preset}}) {
-      if (preset.empty()) continue;
+         {std::tuple{ControlHint::edge, "--preset-edge-threshold", edge_preset},
+          {ControlHint::blur, "--preset-blur-strength", blur_preset}}) {
+      if (!preset) continue;
       const auto control = std::find_if(out.controls.begin(), out.controls.end(),
                                         [hint = hint](const Control& c) { return c.hint == hint; });
       if (control == out.controls.end())
-        refuse(std::string(flag) + ": there is no --control " + hint);
+        refuse(std::string(flag) + ": there is no --control " + std::string(name_of(hint)));
       control->preset = preset;
     }
     for (const std::string& text : weights) {
@@ -137,7 +153,7 @@ struct TransferFlags {
       if (!weight) refuse("--control-weight " + text + ": \"" + number + "\" is no number");
       bool found = false;
       for (Control& control : out.controls) {
-        if (control.hint != hint) continue;
+        if (name_of(control.hint) != hint) continue;
         control.weight = weight;
         found = true;
       }
@@ -157,7 +173,7 @@ struct TransferFlags {
 struct RequestFlags {
   Request request;
   std::string karras, scheduler, use_system_prompt;
-  std::string action_mode;
+  std::optional<ActionMode> action_mode;
   ActionRequest action;
   TransferFlags transfer;
   bool no_duration = false, no_resolution = false;
@@ -186,13 +202,9 @@ struct RequestFlags {
                    "the file's own")
         ->check(CLI::IsMember({"auto", "checkpoint"}));
     app.add_option("--seed", request.seed, "Seed of the noise")->capture_default_str();
-    app.add_option("--rng", request.rng,
-                   "Whose generator's numbers a seed means: PyTorch's cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--noise-dtype", request.noise_dtype, "Stream of that generator: fp32 or bf16")
-        ->check(CLI::IsMember({"fp32", "bf16"}))
-        ->capture_default_str();
+    add_choice<RngKind>(app, "--rng", request.rng,
+                        "Whose generator's numbers a seed means, PyTorch's of");
+    add_choice<NoiseType>(app, "--noise-dtype", request.noise_dtype, "Stream of that generator");
     app.add_flag("--no-duration-template", no_duration,
                  "Do not append the duration sentence to the prompts");
     app.add_flag("--no-resolution-template", no_resolution,
@@ -207,22 +219,15 @@ struct RequestFlags {
                    "Latent frames that a conditioning video fixes, with blanks or commas between; "
                    "default 0,1")
         ->delimiter(',');
-    app.add_option("--condition-video-keep", request.condition_video_keep,
-                   "Which end of the video: first or last")
-        ->check(CLI::IsMember({"first", "last"}))
-        ->capture_default_str();
-    app.add_option("--video-fit", request.video_fit,
-                   "Videos and controls of another shape: stretch, or cover (scaled and cropped)")
-        ->check(CLI::IsMember({"stretch", "cover"}))
-        ->capture_default_str();
-    app.add_option("--action-mode", action_mode, "policy, forward_dynamics or inverse_dynamics")
-        ->check(CLI::IsMember({"policy", "forward_dynamics", "inverse_dynamics"}));
+    add_choice<VideoKeep>(app, "--condition-video-keep", request.condition_video_keep,
+                          "Which end of the video");
+    add_choice<VideoFit>(app, "--video-fit", request.video_fit,
+                         "Videos and controls of another shape");
+    add_choice<ActionMode>(app, "--action-mode", action_mode, "What to do with actions");
     app.add_option("--action-chunk-size", action.chunk_size, "Actions in the clip")
         ->capture_default_str();
     app.add_option("--domain-name", action.domain_name, "Embodiment, for example pusht");
-    app.add_option("--view-point", action.view_point,
-                   "ego_view, third_person_view, wrist_view or concat_view")
-        ->capture_default_str();
+    add_choice<ViewPoint>(app, "--view-point", action.view_point, "Where the camera is");
     app.add_option("--resolution-tier", action.resolution_tier, "256, 480, 704 or 720")
         ->capture_default_str();
     transfer.add(app);
@@ -236,9 +241,9 @@ struct RequestFlags {
     if (!use_system_prompt.empty()) out.use_system_prompt = use_system_prompt == "on";
     out.add_duration_template = !no_duration;
     out.add_resolution_template = !no_resolution;
-    if (!action_mode.empty()) {
+    if (action_mode) {
       out.action = action;
-      out.action->mode = action_mode;
+      out.action->mode = *action_mode;
       // As the public entry point does.
       if (use_system_prompt.empty()) out.use_system_prompt = false;
     }
@@ -288,14 +293,12 @@ void add_run_flags(CLI::App& app, RequestFlags& flags, cli::GenerateFiles& files
 
 void add_device_flags(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "cpu, cuda, cuda:N or auto")->capture_default_str();
-  app.add_option("--dtype", options.dtype, "fp32, bf16 or auto (fp32 on the CPU, bf16 on CUDA)")
-      ->capture_default_str();
+  add_choice<ComputeType>(app, "--dtype", options.dtype,
+                          "Of activations; auto is fp32 on the CPU, bf16 on CUDA");
   app.add_option("--threads", options.num_threads, "CPU threads; 0: all cores");
-  app.add_option("--offload", options.offload,
-                 "What stays on the device: none (all that steps need), model (the part in use), "
-                 "layer (a few layers)")
-      ->check(CLI::IsMember({"none", "model", "layer"}))
-      ->capture_default_str();
+  add_choice<Offload>(app, "--offload", options.offload,
+                      "Weights that leave the device: none, all but the part in use, all but a few "
+                      "layers");
   app.add_flag("--graphs,!--no-graphs", options.graphs,
                "Replay denoising steps as recorded graphs (CUDA); default on");
 }
@@ -308,11 +311,8 @@ void add_engine_flags(CLI::App& app, EngineOptions& options) {
 }
 
 void add_warm_up_flag(CLI::App& app, EngineOptions& options) {
-  app.add_option(
-         "--warm-up", options.warm_up,
-         "Run every attention layout once before the first step: on, off, or auto (on for CUDA)")
-      ->check(CLI::IsMember({"on", "off", "auto"}))
-      ->capture_default_str();
+  add_choice<WarmUpMode>(app, "--warm-up", options.warm_up,
+                         "Run every attention layout once before the first step");
 }
 
 // The degrees of a mesh of ranks.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "orrery/choices.h"
 #include "orrery/error.h"
 #include "orrery/request.h"
 
@@ -24,13 +25,12 @@ struct LoraFile {
 
 struct EngineOptions {
   std::string device = "cpu";  // cpu, cuda, cuda:1, or auto
-  std::string dtype = "auto";  // fp32, bf16; auto: fp32 on the CPU, bf16 on CUDA
-  int num_threads = 0;         // CPU threads; 0: all cores of this process
+  ComputeType dtype = ComputeType::automatic;
+  int num_threads = 0;  // CPU threads; 0: all cores of this process
   // Strategy: JSON text, a file, or "dense"; empty: the checkpoint's, else dense.
   std::string attention;
-  // Runs every layout of the strategy once before the first step: on, off, or auto (on for CUDA
-  // when there is more than one). Results do not depend on it.
-  std::string warm_up = "auto";
+  // Runs every layout of the strategy once before the first step. Results do not depend on it.
+  WarmUpMode warm_up = WarmUpMode::automatic;
   std::vector<LoraFile> lora;  // summed in this order
   // A shell command that approves prompts and frames (docs/modes.md); empty: none.
   std::string guardrail;
@@ -41,9 +41,9 @@ struct EngineOptions {
   int tp_degree = 1, cp_degree = 1, cfg_degree = 1;
   // Ranks are the processes of this job; null, or a job of one: threads of this process.
   const Job* job = nullptr;
-  // Weights on a device (docs/cuda.md): none, model (the part in use) or layer (the generation
-  // tower's layers take turns). The CPU reads weights in the mapped files and knows none only.
-  std::string offload = "none";
+  // Weights on a device (docs/cuda.md). The CPU reads weights in the mapped files and knows none
+  // only.
+  Offload offload = Offload::none;
   // Steps on CUDA run as recorded graphs where they can (docs/cuda.md, "Replay"). Results do not
   // depend on it.
   bool graphs = true;

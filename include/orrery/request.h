@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "orrery/choices.h"
+
 namespace orrery {
 
 // 8-bit RGB frames of one size, in memory.
@@ -28,10 +30,10 @@ struct FloatTensor {
 };
 
 struct ActionRequest {
-  std::string mode;  // policy, forward_dynamics, inverse_dynamics
+  ActionMode mode = ActionMode::policy;
   int64_t chunk_size = 16;
   std::string domain_name;  // "pusht", "bridge_orig_lerobot", ...
-  std::string view_point = "ego_view";
+  ViewPoint view_point = ViewPoint::ego_view;
   int64_t resolution_tier = 480;
   std::optional<FloatTensor>
       raw_actions;  // [rows, width], model-normalised; forward_dynamics needs it
@@ -39,11 +41,10 @@ struct ActionRequest {
 
 // A video that steers the structure of the result: edges, a blurred picture, depth, ...
 struct Control {
-  std::string hint;                   // edge, blur, depth, seg or wsm
+  ControlHint hint = ControlHint::edge;
   Frames video;                       // empty: computed from Request::video, for edge and blur
   std::optional<double> weight = {};  // of several; not negative; they are normalised to sum 1
-  // How a computed one is made: very_low, low, medium (default), high, very_high or none.
-  std::optional<std::string> preset = {};
+  std::optional<ControlPreset> preset = {};  // of a computed one; medium
 };
 
 // Both ends included, in timesteps (0 to 1000).
@@ -63,12 +64,10 @@ struct TransferRequest {
       num_video_frames_per_chunk;  // default: all frames; 101 for a wsm control alone
   std::optional<TimestepInterval> guidance_interval;  // guidance is 1 outside
   std::optional<TimestepInterval> control_guidance_interval;
-  std::string attention = "weighted";  // several controls: weighted or joint
+  ControlAttention attention = ControlAttention::weighted;
   bool emphasize_control_in_prompt =
       false;  // adds a sentence that names the controls to the prompt
-  // Noise of later chunks: continue (the generator goes on, as in diffusers) or reseed (chunk c
-  // starts from seed + c, as in NVIDIA's framework).
-  std::string chunk_noise = "continue";
+  ChunkNoise chunk_noise = ChunkNoise::continued;
 };
 
 // One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
@@ -83,8 +82,8 @@ struct Request {
   std::optional<bool> karras;
   bool checkpoint_scheduler = false;  // the file's own settings, whatever they are
   int64_t seed = 0;
-  std::string rng = "cpu";                // cpu or cuda: whose generator's numbers
-  std::string noise_dtype = "fp32";       // fp32 or bf16: which stream of that generator
+  RngKind rng = RngKind::cpu;
+  NoiseType noise_dtype = NoiseType::fp32;
   std::optional<bool> use_system_prompt;  // the checkpoint's default
   bool add_duration_template = true;
   bool add_resolution_template = true;
@@ -93,10 +92,8 @@ struct Request {
   std::optional<Frames> image;  // one frame
   std::optional<Frames> video;
   std::vector<int64_t> condition_frame_indexes_vision{0, 1};
-  std::string condition_video_keep = "first";  // first or last
-  // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover
-  // (scaled to cover it and cropped, as an image is; NVIDIA's framework and vLLM-Omni).
-  std::string video_fit = "stretch";
+  VideoKeep condition_video_keep = VideoKeep::first;
+  VideoFit video_fit = VideoFit::stretch;
   bool enable_sound = false;
   std::optional<ActionRequest> action;
   std::optional<TransferRequest> transfer;

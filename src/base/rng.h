@@ -6,9 +6,9 @@
 #include <random>
 #include <span>
 
-namespace orrery {
+#include "orrery/choices.h"
 
-enum class RngKind { cpu, cuda };
+namespace orrery {
 
 // Threads (blocks of 256) that a CUDA generator runs for a large draw on a GPU of 132
 // multiprocessors with 2048 threads each: H100 SXM and H200.

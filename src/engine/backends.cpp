@@ -83,10 +83,8 @@ std::unique_ptr<Timeline> make_timeline(const Backend& backend) {
 }
 
 DType activation_type(const EngineOptions& options, const Backend& backend) {
-  if (options.dtype == "fp32") return DType::f32;
-  if (options.dtype == "bf16") return DType::bf16;
-  require(options.dtype == "auto", "dtype \"", options.dtype,
-          "\" is not known; it is fp32, bf16 or auto");
+  if (options.dtype == ComputeType::fp32) return DType::f32;
+  if (options.dtype == ComputeType::bf16) return DType::bf16;
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 

@@ -52,7 +52,7 @@ struct Engine::State {
   void use(AttentionStrategy chosen);
   bool warms_up() const;
   Placement placement(const Request& request) const;
-  Offload offload() const { return offload_of(options.offload, backend->device()); }
+  Offload offload() const { return offload_on(backend->device(), options.offload); }
   void notice(const std::string& sentence) const {
     if (options.log) options.log(sentence);
   }
@@ -68,8 +68,6 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
       dtype(activation_type(given, *backend)),
       strategy(strategy_of(checkpoint, given.attention)),
       groups(connect(world, mesh_of(given), rank, *backend)) {
-  require(options.warm_up == "on" || options.warm_up == "off" || options.warm_up == "auto",
-          "warm-up \"", options.warm_up, "\" is not known; it is on, off or auto");
   use(std::move(strategy));
   load(host_memory);
 }
@@ -89,7 +87,7 @@ void Engine::State::use(AttentionStrategy chosen) {
 }
 
 bool Engine::State::warms_up() const {
-  if (options.warm_up != "auto") return options.warm_up == "on";
+  if (options.warm_up != WarmUpMode::automatic) return options.warm_up == WarmUpMode::on;
   return backend->device() != DeviceKind::cpu && strategy.num_layouts() > 1;
 }
 
@@ -113,9 +111,9 @@ void Engine::State::load(int64_t host_memory) {
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
   weights = std::make_unique<ModelWeights>(*backend, *transformer, *vae, path, std::move(use));
   if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
-  if (options.offload != "none" && offload() == Offload::none) {
-    notice("offload " + options.offload +
-           " has nothing to do on the CPU, which reads weights in the mapped files");
+  if (options.offload != offload()) {
+    notice(concat("offload ", name_of(options.offload),
+                  " has nothing to do on the CPU, which reads weights in the mapped files"));
   }
   if (checkpoint.sound && checkpoint.transformer.sound_gen) {
     sound = std::make_unique<SoundDecoder>(*backend, *checkpoint.sound,
@@ -375,7 +373,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
 
   RunRecord record;
   record.open_seconds = state.open_seconds;
-  record.offload = state.options.offload;
+  record.offload = name_of(state.options.offload);
   record.mesh = state.groups.mesh;
   record.device = backend.description();
   record.dtype = name_of(state.dtype);
@@ -432,12 +430,12 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   result.frames.width = settings.width;
   result.frames.rgb.reserve(
       static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
-  const RngKind rng = request.rng == "cuda" ? RngKind::cuda : RngKind::cpu;
-  noise.emplace(rng, settings.seed);
+  noise.emplace(request.rng, settings.seed);
   WarmUp warm_up(state.strategy, {run->attention().generation_role()});
   std::vector<float> carried;  // what the next chunk takes over, planar
   for (int64_t chunk = 0; chunk < settings.chunks(); ++chunk) {
-    if (settings.transfer && settings.transfer->reseeds) noise.emplace(rng, settings.seed + chunk);
+    if (settings.transfer && settings.transfer->reseeds)
+      noise.emplace(request.rng, settings.seed + chunk);
     if (settings.transfer) {
       stages.run("encode", 1, [&] {
         const ModelWeights::Use vae(*state.weights, Part::vae);
@@ -450,7 +448,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
         run->encode(conditioning_pixels(request, settings));
       });
     }
-    run->start(&*noise, request.noise_dtype == "bf16",
+    run->start(&*noise, request.noise_dtype == NoiseType::bf16,
                request.latents ? request.latents->values : std::vector<float>{});
     std::optional<ModelWeights::Use> generation;
     const auto bring_generation = [&] { generation.emplace(*state.weights, Part::generation); };
@@ -550,7 +548,7 @@ Plan plan_request(const std::filesystem::path& model, const Request& request,
                        {request.vae_tiling},
                        mesh_of(options),
                        0,
-                       offload_of(options.offload, backend->device())});
+                       offload_on(backend->device(), options.offload)});
   plan.summary = summary(settings);
   const double rate = gemm_ceiling(*backend, dtype);
   plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9),

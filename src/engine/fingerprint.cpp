@@ -31,8 +31,8 @@ std::string digest_of(const std::optional<FloatTensor>& tensor) {
 std::string fingerprint(const Request& request, const Settings& settings,
                         const EngineOptions& options) {
   std::string text = settings_json(request, settings).dump();
-  for (const std::string& part :
-       {options.attention, options.dtype, options.device, options.guardrail}) {
+  for (const std::string& part : {options.attention, std::string(name_of(options.dtype)),
+                                  options.device, options.guardrail}) {
     text += concat(" ", part.size(), ":", part);
   }
   text += concat(" mesh ", options.tp_degree, " ", options.cp_degree, " ", options.cfg_degree);

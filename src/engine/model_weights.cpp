@@ -13,11 +13,8 @@ double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
 }  // namespace
 
-Offload offload_of(const std::string& name, DeviceKind device) {
-  require(name == "none" || name == "model" || name == "layer", "offload \"", name,
-          "\" is not known; it is none, model or layer");
-  if (device == DeviceKind::cpu || name == "none") return Offload::none;
-  return name == "model" ? Offload::model : Offload::layer;
+Offload offload_on(DeviceKind device, Offload asked) {
+  return device == DeviceKind::cpu ? Offload::none : asked;
 }
 
 PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,

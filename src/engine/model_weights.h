@@ -17,15 +17,8 @@
 
 namespace orrery {
 
-// On a device the text tower is only ever there while prompts are encoded, a layer at a time.
-// Besides:
-enum class Offload : uint8_t {
-  none,   // generation tower and VAE stay
-  model,  // whichever of the two is in use
-  layer,  // VAE stays; the generation tower's layers take turns (LayerStream)
-};
-// none, model or layer; throws otherwise. The CPU reads weights in the mapping: always none there.
-Offload offload_of(const std::string& name, DeviceKind device);
+// The CPU reads weights in the mapping: always none there.
+Offload offload_on(DeviceKind device, Offload asked);
 
 // Bytes of weights, as one rank holds them.
 struct PartSizes {

@@ -92,13 +92,11 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
   EXPECT_LT(peaks[static_cast<size_t>(Offload::layer)], peaks[static_cast<size_t>(Offload::none)]);
 }
 
-TEST(ModelWeights, KnowsTheModesByName) {
-  EXPECT_EQ(offload_of("none", DeviceKind::cuda), Offload::none);
-  EXPECT_EQ(offload_of("model", DeviceKind::cuda), Offload::model);
-  EXPECT_EQ(offload_of("layer", DeviceKind::cuda), Offload::layer);
-  EXPECT_EQ(offload_of("layer", DeviceKind::cpu), Offload::none);
-  expect_error(ErrorKind::invalid_argument, {"offload \"disk\"", "none, model or layer"},
-               [] { offload_of("disk", DeviceKind::cpu); });
+TEST(ModelWeights, TheCpuOffloadsNothing) {
+  EXPECT_EQ(offload_on(DeviceKind::cuda, Offload::none), Offload::none);
+  EXPECT_EQ(offload_on(DeviceKind::cuda, Offload::model), Offload::model);
+  EXPECT_EQ(offload_on(DeviceKind::cuda, Offload::layer), Offload::layer);
+  EXPECT_EQ(offload_on(DeviceKind::cpu, Offload::layer), Offload::none);
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ Json settings_json(const Request& request, const Settings& s) {
       .set("num_inference_steps", s.schedule.num_steps())
       .set("guidance_scale", s.guidance_scale)
       .set("seed", s.seed)
-      .set("rng", request.rng)
-      .set("noise_dtype", request.noise_dtype);
+      .set("rng", std::string(name_of(request.rng)))
+      .set("noise_dtype", std::string(name_of(request.noise_dtype)));
   Json sampler = Json::object();
   const bool unipc = s.scheduler.kind == SchedulerConfig::Kind::unipc;
   sampler.set("class", unipc ? "UniPCMultistepScheduler" : "FlowMatchEulerDiscreteScheduler")
@@ -65,13 +65,13 @@ Json settings_json(const Request& request, const Settings& s) {
   for (float t : s.schedule.timesteps) timesteps.push(static_cast<double>(t));
   sampler.set("sigmas", std::move(sigmas)).set("timesteps", std::move(timesteps));
   out.set("scheduler", std::move(sampler));
-  if (request.video || s.transfer) out.set("video_fit", request.video_fit);
+  if (request.video || s.transfer) out.set("video_fit", std::string(name_of(request.video_fit)));
   if (s.action) {
     out.set("action", Json::object()
-                          .set("mode", request.action->mode)
+                          .set("mode", std::string(name_of(request.action->mode)))
                           .set("chunk_size", s.action->chunk)
                           .set("domain_name", request.action->domain_name)
-                          .set("view_point", request.action->view_point)
+                          .set("view_point", std::string(name_of(request.action->view_point)))
                           .set("resolution_tier", request.action->resolution_tier));
   }
   if (s.transfer) {
@@ -81,14 +81,14 @@ Json settings_json(const Request& request, const Settings& s) {
       Json control = Json::object().set("hint", t.hints[i]);
       if (!t.weights.empty()) control.set("weight", static_cast<double>(t.weights[i]));
       const Control& given = request.transfer->controls[t.order[i]];
-      if (given.video.count == 0) control.set("computed", preset_of(given));
+      if (given.video.count == 0) control.set("computed", std::string(name_of(preset_of(given))));
       controls.push(std::move(control));
     }
     Json transfer = Json::object();
     transfer.set("controls", std::move(controls))
         .set("attention", t.weights.empty() ? "joint" : "weighted")
         .set("emphasize_control_in_prompt", request.transfer->emphasize_control_in_prompt)
-        .set("chunk_noise", request.transfer->chunk_noise)
+        .set("chunk_noise", std::string(name_of(request.transfer->chunk_noise)))
         .set("control_guidance", t.control_guidance)
         .set("chunk", t.chunk)
         .set("chunks", t.chunks)

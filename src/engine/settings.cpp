@@ -123,8 +123,6 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   if (request.video) {
     require(s.requested_frames > 1, "a video condition needs num_frames > 1, got ",
             s.requested_frames);
-    require(request.condition_video_keep == "first" || request.condition_video_keep == "last",
-            "condition_video_keep is \"", request.condition_video_keep, "\"; it is first or last");
     require(!request.condition_frame_indexes_vision.empty(),
             "condition_frame_indexes_vision is empty");
     require(request.video->count > 0, "the conditioning video has no frames");
@@ -142,6 +140,15 @@ void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settin
   }
 }
 
+Mode mode_of(ActionMode mode) {
+  switch (mode) {
+    case ActionMode::policy: return Mode::policy;
+    case ActionMode::forward_dynamics: return Mode::forward_dynamics;
+    case ActionMode::inverse_dynamics: return Mode::inverse_dynamics;
+  }
+  fail(ErrorKind::invalid_argument, "the action mode is none of ", list_of_names<ActionMode>());
+}
+
 void resolve_action(const Request& request, const Checkpoint& checkpoint, Settings& s) {
   const ActionRequest& action = *request.action;
   const TransformerConfig& model = checkpoint.transformer;
@@ -150,15 +157,7 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
   require(!request.num_frames && !request.height && !request.width,
           "num_frames, height and width follow from the action's chunk_size and resolution_tier; "
           "leave them unset");
-  if (action.mode == "policy")
-    s.mode = Mode::policy;
-  else if (action.mode == "forward_dynamics")
-    s.mode = Mode::forward_dynamics;
-  else if (action.mode == "inverse_dynamics")
-    s.mode = Mode::inverse_dynamics;
-  else
-    fail(ErrorKind::invalid_argument, "action mode \"", action.mode,
-         "\" is not known; it is policy, forward_dynamics or inverse_dynamics");
+  s.mode = mode_of(action.mode);
   require(action.chunk_size >= 1 && action.chunk_size <= kMaxChunk,
           "action chunk_size must be 1 to ", kMaxChunk, ", got ", action.chunk_size);
   const bool has_image = request.image.has_value(), has_video = request.video.has_value();
@@ -233,7 +232,7 @@ void resolve_prompt(const Request& request, const Checkpoint& checkpoint, Settin
   } else if (s.action) {
     ActionCaption caption;
     caption.prompt = request.prompt;
-    caption.view_point = request.action->view_point;
+    caption.view_point = std::string(name_of(request.action->view_point));
     caption.chunk_size = s.action->chunk;
     caption.fps = s.fps;
     caption.canvas_height = s.canvas_height;
@@ -305,12 +304,6 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   s.fps = request.fps.value_or(request.transfer ? transfer_fps(request) : kDefaultFps);
   require(std::isfinite(s.fps) && s.fps > 0, "fps must be a positive number, got ", s.fps);
   require(s.fps <= 1000, "fps is ", s.fps, "; the limit is 1000");
-  require(request.video_fit == "stretch" || request.video_fit == "cover", "video_fit is \"",
-          request.video_fit, "\"; it is stretch or cover");
-  require(request.rng == "cpu" || request.rng == "cuda", "rng is \"", request.rng,
-          "\"; it is cpu or cuda");
-  require(request.noise_dtype == "fp32" || request.noise_dtype == "bf16", "noise_dtype is \"",
-          request.noise_dtype, "\"; it is fp32 or bf16");
   s.seed = request.seed;
   if (request.transfer)
     resolve_transfer(request, checkpoint, s);
@@ -352,10 +345,10 @@ Image to_image(const Frames& frames, int64_t index) {
 
 }  // namespace
 
-Image fitted(const Frames& frames, int64_t index, const std::string& fit, const Settings& s) {
+Image fitted(const Frames& frames, int64_t index, VideoFit fit, const Settings& s) {
   const Image image = to_image(frames, index);
-  return fit == "cover" ? cover_8bit(image, s.height, s.width)
-                        : resize_8bit(image, s.height, s.width);
+  return fit == VideoFit::cover ? cover_8bit(image, s.height, s.width)
+                                : resize_8bit(image, s.height, s.width);
 }
 
 std::vector<float> conditioning_pixels(const Request& request, const Settings& s) {
@@ -372,7 +365,7 @@ std::vector<float> conditioning_pixels(const Request& request, const Settings& s
   // Video: the first or last `frames` source frames stand at the start, the last of them is held.
   const Frames& source = *request.video;
   const int64_t kept = std::min(source.count, frames);
-  const int64_t first = request.condition_video_keep == "last" ? source.count - kept : 0;
+  const int64_t first = request.condition_video_keep == VideoKeep::last ? source.count - kept : 0;
   std::vector<float> pixels(static_cast<size_t>(3 * frames * plane));
   std::vector<float> frame;
   for (int64_t i = 0; i < frames; ++i) {

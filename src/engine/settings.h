@@ -101,7 +101,7 @@ struct Settings {
 Settings resolve(const Request& request, const Checkpoint& checkpoint);
 
 // A frame of a conditioning clip at the size that comes out, by the request's video_fit.
-Image fitted(const Frames& frames, int64_t index, const std::string& fit, const Settings& settings);
+Image fitted(const Frames& frames, int64_t index, VideoFit fit, const Settings& settings);
 
 // `value` when it is a size the VAE can make, else Error naming the nearest one.
 int64_t checked_side(const char* name, int64_t value, int64_t factor);

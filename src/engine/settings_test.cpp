@@ -31,7 +31,7 @@ Request clip() {
   return request;
 }
 
-Request pushes(const char* mode, Frames frames) {
+Request pushes(ActionMode mode, Frames frames) {
   Request request;
   request.prompt = "Push.";
   request.action = ActionRequest{};
@@ -132,23 +132,23 @@ TEST(Conditioning, OnlyWhatCanMatterIsEncoded) {
   refused(request, {"no frames"});
 
   // Policy looks at the first frame alone, whatever clip it is given.
-  for (const char* mode : {"policy", "inverse_dynamics"}) {
+  for (ActionMode mode : {ActionMode::policy, ActionMode::inverse_dynamics}) {
     s = resolve(pushes(mode, grey(17, 256, 256)), pico());
-    EXPECT_EQ(s.conditioning.encoded_frames, std::string(mode) == "policy" ? 1 : 17) << mode;
+    EXPECT_EQ(s.conditioning.encoded_frames, mode == ActionMode::policy ? 1 : 17) << name_of(mode);
   }
 }
 
 // B38: a tier is the name of a table of canvases.
 TEST(ResolutionTiers, ChooseACanvas) {
-  const Settings s = resolve(pushes("policy", grey(1, 720, 1280)), pico());
+  const Settings s = resolve(pushes(ActionMode::policy, grey(1, 720, 1280)), pico());
   EXPECT_EQ(s.canvas_height, 192);
   EXPECT_EQ(s.canvas_width, 320);
   EXPECT_EQ(s.height, 176);  // of the picture within: 180 rows hold 11 latent ones
   EXPECT_EQ(s.width, 320);
-  Request request = pushes("policy", grey(1, 720, 1280));
+  Request request = pushes(ActionMode::policy, grey(1, 720, 1280));
   request.action->resolution_tier = 1080;
   refused(request, {"1080", "256, 480, 704 and 720"});
-  request = pushes("policy", grey(1, 720, 1280));
+  request = pushes(ActionMode::policy, grey(1, 720, 1280));
   request.height = 720;
   refused(request, {"resolution_tier", "leave them unset"});
 }
@@ -156,7 +156,7 @@ TEST(ResolutionTiers, ChooseACanvas) {
 // B79: shapes of given actions, told by number.
 TEST(Actions, HaveTheEmbodimentsShape) {
   const auto given = [](std::vector<int64_t> shape, float value = 0.5f) {
-    Request request = pushes("forward_dynamics", grey(1, 256, 256));
+    Request request = pushes(ActionMode::forward_dynamics, grey(1, 256, 256));
     int64_t count = 1;
     for (const int64_t side : shape) count *= side;
     request.action->raw_actions =

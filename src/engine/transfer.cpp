@@ -19,21 +19,15 @@ namespace {
 constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kMaxFrames = 5000;
 
 struct Hint {
-  std::string_view name;
+  ControlHint hint;
   TransferDefaults defaults;
 };
 // In the order in which controls stand in the sequence.
-constexpr std::array<Hint, 5> kHints{{{"edge", {3, 1.5}},
-                                      {"blur", {3, 1.5}},
-                                      {"depth", {3, 1.5}},
-                                      {"seg", {3, 2}},
-                                      {"wsm", {1, 3, 10, 101}}}};
-
-const Hint* find_hint(std::string_view name) {
-  const auto it = std::find_if(kHints.begin(), kHints.end(),
-                               [&](const Hint& hint) { return hint.name == name; });
-  return it == kHints.end() ? nullptr : &*it;
-}
+constexpr std::array<Hint, 5> kHints{{{ControlHint::edge, {3, 1.5}},
+                                      {ControlHint::blur, {3, 1.5}},
+                                      {ControlHint::depth, {3, 1.5}},
+                                      {ControlHint::seg, {3, 2}},
+                                      {ControlHint::wsm, {1, 3, 10, 101}}}};
 
 TimestepInterval checked_interval(const std::optional<TimestepInterval>& given, const char* name) {
   if (!given) return {-INFINITY, INFINITY};
@@ -45,22 +39,18 @@ TimestepInterval checked_interval(const std::optional<TimestepInterval>& given, 
 
 // The control that is made of a frame.
 Image computed(const Control& control, const Image& frame) {
-  const std::string preset = preset_of(control);
-  if (control.hint == "edge") return edge_map(frame, edge_preset(preset));
+  const std::string_view preset = name_of(preset_of(control));
+  if (control.hint == ControlHint::edge) return edge_map(frame, edge_preset(preset));
   return blur_map(frame, blur_preset(preset));
 }
 
 // Of a control without a video of its own.
 void check_computed(const Request& request, const Control& control) {
-  const bool is_edge = control.hint == "edge";
-  require(is_edge || control.hint == "blur", "control ", control.hint,
+  require(control.hint == ControlHint::edge || control.hint == ControlHint::blur, "control ",
+          name_of(control.hint),
           " needs a video of its own: only edge and blur can be computed from the input video");
-  require(request.video && request.video->count > 0, "control ", control.hint,
+  require(request.video && request.video->count > 0, "control ", name_of(control.hint),
           " has no video, and there is no input video to compute it from");
-  if (is_edge)
-    edge_preset(preset_of(control));
-  else
-    blur_preset(preset_of(control));
 }
 
 // Every control in the reference's order, known, once, and with frames.
@@ -69,36 +59,32 @@ void resolve_controls(const Request& request, TransferSettings& out) {
   require(!transfer.controls.empty(),
           "transfer needs at least one control video (--control HINT=FILE)");
   for (const Control& control : transfer.controls) {
-    require(find_hint(control.hint) != nullptr, "control \"", control.hint,
-            "\" is not known; it is edge, blur, depth, seg or wsm");
     if (control.video.count == 0) check_computed(request, control);
-    require(control.video.count == 0 || !control.preset, "control ", control.hint,
+    require(control.video.count == 0 || !control.preset, "control ", name_of(control.hint),
             " has a preset and a video of its own; a preset says how it is computed from the input "
             "video");
   }
-  for (const Hint& hint : kHints) {
+  for (const Hint& known : kHints) {
+    const std::string name(name_of(known.hint));
     for (size_t i = 0; i < transfer.controls.size(); ++i) {
-      if (transfer.controls[i].hint != hint.name) continue;
-      require(out.hints.empty() || out.hints.back() != hint.name, "control ", hint.name,
-              " is given twice");
-      out.hints.emplace_back(hint.name);
+      if (transfer.controls[i].hint != known.hint) continue;
+      require(out.hints.empty() || out.hints.back() != name, "control ", name, " is given twice");
+      out.hints.push_back(name);
       out.order.push_back(i);
     }
   }
 }
 
 void resolve_weights(const TransferRequest& transfer, TransferSettings& out) {
-  const bool is_joint = transfer.attention == "joint";
-  require(is_joint || transfer.attention == "weighted", "control attention \"", transfer.attention,
-          "\" is not known; it is weighted or joint");
+  const bool is_joint = transfer.attention == ControlAttention::joint;
   double sum = 0;
   for (size_t i : out.order) {
     const Control& control = transfer.controls[i];
-    require(!control.weight || !is_joint, "the control weight of ", control.hint,
+    require(!control.weight || !is_joint, "the control weight of ", name_of(control.hint),
             " has no meaning with joint attention; leave it out or use weighted attention");
     const double weight = control.weight.value_or(1.0);
-    require(std::isfinite(weight) && weight >= 0, "the control weight of ", control.hint, " is ",
-            weight, "; it must not be negative");
+    require(std::isfinite(weight) && weight >= 0, "the control weight of ", name_of(control.hint),
+            " is ", weight, "; it must not be negative");
     out.weights.push_back(static_cast<float>(weight));
     sum += weight;
   }
@@ -110,9 +96,9 @@ void resolve_weights(const TransferRequest& transfer, TransferSettings& out) {
 }  // namespace
 
 TransferDefaults transfer_defaults(const TransferRequest& transfer) {
-  const Hint* hint =
-      transfer.controls.size() == 1 ? find_hint(transfer.controls.front().hint) : nullptr;
-  return hint != nullptr ? hint->defaults : TransferDefaults{};
+  if (transfer.controls.size() != 1) return {};
+  const auto is_it = [&](const Hint& known) { return known.hint == transfer.controls[0].hint; };
+  return std::find_if(kHints.begin(), kHints.end(), is_it)->defaults;
 }
 
 double transfer_fps(const Request& request) {
@@ -156,7 +142,9 @@ std::vector<int64_t> control_frames(const Settings& s, int64_t length, int64_t i
   return window;
 }
 
-std::string preset_of(const Control& control) { return control.preset.value_or("medium"); }
+ControlPreset preset_of(const Control& control) {
+  return control.preset.value_or(ControlPreset::medium);
+}
 
 const Frames& control_source(const Request& request, const Control& control) {
   return control.video.count > 0 ? control.video : request.video.value();
@@ -242,9 +230,7 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
       checkpoint.folder.is_distilled() ? 1.0 : transfer_defaults(transfer).control_guidance);
   require(std::isfinite(out.control_guidance) && std::abs(out.control_guidance) <= 1e4,
           "control_guidance is ", out.control_guidance, "; it must be a number of at most 10000");
-  require(transfer.chunk_noise == "continue" || transfer.chunk_noise == "reseed",
-          "chunk_noise is \"", transfer.chunk_noise, "\"; it is continue or reseed");
-  out.reseeds = transfer.chunk_noise == "reseed";
+  out.reseeds = transfer.chunk_noise == ChunkNoise::reseed;
   out.guidance_interval = checked_interval(transfer.guidance_interval, "guidance_interval");
   out.control_guidance_interval =
       checked_interval(transfer.control_guidance_interval, "control_guidance_interval");
@@ -287,9 +273,9 @@ void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Sett
   require(first > 0 || is_source || !request.video,
           "the video would have no effect: no control is computed from it, and "
           "num_first_chunk_conditional_frames says how many of its frames are kept");
-  require(!request.video || request.condition_video_keep == "first",
+  require(!request.video || request.condition_video_keep == VideoKeep::first,
           "transfer keeps the first frames of a video; condition_video_keep cannot be \"",
-          request.condition_video_keep, "\"");
+          name_of(request.condition_video_keep), "\"");
   require(!request.video || request.video->count > 0, "the conditioning video has no frames");
   if (request.video) out.first_conditional = std::min({first, request.video->count, out.chunk});
   require(!request.latents || out.chunks == 1,

@@ -25,7 +25,7 @@ double transfer_fps(const Request& request);
 // What a control is read or computed from.
 const Frames& control_source(const Request& request, const Control& control);
 // How a control without a video of its own is computed.
-std::string preset_of(const Control& control);
+ControlPreset preset_of(const Control& control);
 
 void resolve_transfer(const Request& request, const Checkpoint& checkpoint, Settings& settings);
 

@@ -86,7 +86,7 @@ TEST(TransferChunks, RunBackAndForthPastTheEnd) {
 }
 
 TEST(TransferChunks, WindowsOfTheControl) {
-  Request request = request_with({{"edge", clip(12), {}}});
+  Request request = request_with({{ControlHint::edge, clip(12), {}}});
   request.transfer->num_video_frames_per_chunk = 5;
   request.transfer->num_conditional_frames = 2;
   const Settings s = resolved(request);
@@ -130,7 +130,7 @@ TEST(TransferChunks, ConditionedLatents) {
 }
 
 TEST(Transfer, GuidanceIsTheFormulaOfTheTable) {
-  Request request = request_with({{"edge", clip(5), {}}});
+  Request request = request_with({{ControlHint::edge, clip(5), {}}});
   request.guidance_scale = 3;
   request.transfer->control_guidance = 1.5;
   request.transfer->guidance_interval = TimestepInterval{400, 1000};
@@ -161,36 +161,38 @@ TEST(Transfer, GuidanceIsTheFormulaOfTheTable) {
 }
 
 TEST(Transfer, ControlsStandInTheReferencesOrderWithTheirWeights) {
-  const Settings s = resolved(request_with({{"seg", clip(9), 3.0}, {"edge", clip(5), 1.0}}));
+  const Settings s =
+      resolved(request_with({{ControlHint::seg, clip(9), 3.0}, {ControlHint::edge, clip(5), 1.0}}));
   EXPECT_EQ(s.transfer->hints, (std::vector<std::string>{"edge", "seg"}));
   EXPECT_EQ(s.transfer->order, (std::vector<size_t>{1, 0}));
   EXPECT_EQ(s.transfer->weights, (std::vector<float>{0.25f, 0.75f}));
   EXPECT_EQ(s.frames, 5);  // of the first control
   // B44: one control's weight is 1 whatever was given.
-  EXPECT_EQ(resolved(request_with({{"edge", clip(5), 0.3}})).transfer->weights,
+  EXPECT_EQ(resolved(request_with({{ControlHint::edge, clip(5), 0.3}})).transfer->weights,
             (std::vector<float>{1.0f}));
-  Request joint = request_with({{"seg", clip(5), {}}, {"edge", clip(5), {}}});
-  joint.transfer->attention = "joint";
+  Request joint = request_with({{ControlHint::seg, clip(5), {}}, {ControlHint::edge, clip(5), {}}});
+  joint.transfer->attention = ControlAttention::joint;
   EXPECT_TRUE(resolved(joint).transfer->weights.empty());
 }
 
 TEST(Transfer, DefaultsComeWithTheHint) {
-  const auto of = [](const char* hint) {
+  const auto of = [](ControlHint hint) {
     return transfer_defaults(*request_with({{hint, clip(5), {}}}).transfer);
   };
-  EXPECT_EQ(of("edge").guidance, 3);
-  EXPECT_EQ(of("depth").control_guidance, 1.5);
-  EXPECT_EQ(of("seg").control_guidance, 2);
-  EXPECT_EQ(of("wsm").guidance, 1);
-  EXPECT_EQ(of("wsm").control_guidance, 3);
-  EXPECT_EQ(resolved(request_with({{"seg", clip(5), {}}})).transfer->control_guidance, 2);
+  EXPECT_EQ(of(ControlHint::edge).guidance, 3);
+  EXPECT_EQ(of(ControlHint::depth).control_guidance, 1.5);
+  EXPECT_EQ(of(ControlHint::seg).control_guidance, 2);
+  EXPECT_EQ(of(ControlHint::wsm).guidance, 1);
+  EXPECT_EQ(of(ControlHint::wsm).control_guidance, 3);
+  EXPECT_EQ(resolved(request_with({{ControlHint::seg, clip(5), {}}})).transfer->control_guidance,
+            2);
   // wsm alone: chunks of 101 frames at 10 a second.
-  const Request wsm = request_with({{"wsm", clip(150), {}}});
+  const Request wsm = request_with({{ControlHint::wsm, clip(150), {}}});
   EXPECT_EQ(transfer_fps(wsm), 10);
   EXPECT_EQ(resolved(wsm).transfer->chunk, 101);
   EXPECT_EQ(resolved(wsm).transfer->chunks, 2);
-  EXPECT_EQ(resolved(request_with({{"wsm", clip(9), {}}})).transfer->chunk, 9);
-  Request other = request_with({{"edge", clip(150), {}}});
+  EXPECT_EQ(resolved(request_with({{ControlHint::wsm, clip(9), {}}})).transfer->chunk, 9);
+  Request other = request_with({{ControlHint::edge, clip(150), {}}});
   EXPECT_EQ(transfer_fps(other), 24);
   EXPECT_EQ(resolved(other).transfer->chunks, 1);
   // A clip keeps the pace of the one it is made from.
@@ -201,7 +203,8 @@ TEST(Transfer, DefaultsComeWithTheHint) {
 
 // A computed control is that of the frame as it enters the model: at its size.
 TEST(Transfer, ControlsComputedFromTheVideo) {
-  Request request = request_with({{"edge", {}, {}}, {"blur", {}, {}, "very_low"}});
+  Request request = request_with(
+      {{ControlHint::edge, {}, {}}, {ControlHint::blur, {}, {}, ControlPreset::very_low}});
   // Black, the right half white: 32 x 16 becomes 64 x 32.
   Frames halves{2, 16, 32, {}};
   for (int64_t i = 0; i < 2 * 16 * 32; ++i) {
@@ -233,14 +236,14 @@ TEST(Transfer, ControlsComputedFromTheVideo) {
 
 // As NVIDIA's framework takes in videos of another shape: scaled to cover, the middle kept.
 TEST(Transfer, ControlsCoverTheFrameWhenAsked) {
-  Request request = request_with({{"depth", clip(1, 32, 32), {}}});  // to 32 x 16
+  Request request = request_with({{ControlHint::depth, clip(1, 32, 32), {}}});  // to 32 x 16
   Frames& video = request.transfer->controls[0].video;
   for (int64_t i = 0; i < 32 * 32; ++i) {
     std::fill_n(video.rgb.begin() + i * 3, 3, static_cast<uint8_t>(i / 32 * 8));
   }
-  request.video_fit = "cover";
+  request.video_fit = VideoFit::cover;
   const std::vector<float> covered = control_pixels(request, resolved(request), 0, 0, 1);
-  request.video_fit = "stretch";
+  request.video_fit = VideoFit::stretch;
   const std::vector<float> stretched = control_pixels(request, resolved(request), 0, 0, 1);
   for (int64_t y = 0; y < 16; ++y) {
     EXPECT_NEAR(covered[size_t(y * 32)], double((y + 8) * 8) / 127.5 - 1, 1e-6);
@@ -255,56 +258,51 @@ TEST(Transfer, RefusesContradictions) {
     expect_error(ErrorKind::invalid_argument, {part}, [&] { resolved(request); });
   };
   refused(request_with({}), "at least one control");
-  refused(request_with({{"edges", clip(5), {}}}), "\"edges\" is not known");
-  refused(request_with({{"edge", clip(5), {}}, {"edge", clip(5), {}}}), "given twice");
+  refused(request_with({{ControlHint::edge, clip(5), {}}, {ControlHint::edge, clip(5), {}}}),
+          "given twice");
   // Without a video of its own, or one to compute it from.
-  refused(request_with({{"edge", clip(0), {}}}), "no input video to compute it from");
-  refused(request_with({{"depth", {}, {}}}), "only edge and blur can be computed");
-  Request computed = request_with({{"blur", {}, {}}});
+  refused(request_with({{ControlHint::edge, clip(0), {}}}), "no input video to compute it from");
+  refused(request_with({{ControlHint::depth, {}, {}}}), "only edge and blur can be computed");
+  Request computed = request_with({{ControlHint::blur, {}, {}}});
   computed.video = clip(5);
   EXPECT_EQ(resolved(computed).frames, 5);
-  computed.transfer->controls[0].preset = "strong";
-  refused(computed, "preset_blur_strength \"strong\"");
-  computed.transfer->controls[0] = {"edge", clip(5), {}, "low"};
+  computed.transfer->controls[0] = {ControlHint::edge, clip(5), {}, ControlPreset::low};
   refused(computed, "a preset and a video of its own");
   // B44.
-  refused(request_with({{"edge", clip(5), 0.0}, {"seg", clip(5), 0.0}}), "sum to 0");
-  refused(request_with({{"edge", clip(5), 0.0}}), "sum to 0");
-  refused(request_with({{"edge", clip(5), -0.5}}), "must not be negative");
-  Request request = request_with({{"edge", clip(5), 1.0}, {"seg", clip(5), {}}});
-  request.transfer->attention = "joint";
+  refused(request_with({{ControlHint::edge, clip(5), 0.0}, {ControlHint::seg, clip(5), 0.0}}),
+          "sum to 0");
+  refused(request_with({{ControlHint::edge, clip(5), 0.0}}), "sum to 0");
+  refused(request_with({{ControlHint::edge, clip(5), -0.5}}), "must not be negative");
+  Request request =
+      request_with({{ControlHint::edge, clip(5), 1.0}, {ControlHint::seg, clip(5), {}}});
+  request.transfer->attention = ControlAttention::joint;
   refused(request, "no meaning with joint attention");
-  request.transfer->attention = "mixed";
-  refused(request, "weighted or joint");
 
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.width = 24;
   refused(request, "multiple of 16");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.image = clip(1);
   refused(request, "not from an image");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.enable_sound = true;
   refused(request, "no sound");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.action = ActionRequest{};
   refused(request, "actions");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.video = clip(5);
   refused(request, "would have no effect");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.transfer->num_first_chunk_conditional_frames = 2;
   refused(request, "no video");
   request.video = clip(5);
-  request.condition_video_keep = "last";
+  request.condition_video_keep = VideoKeep::last;
   refused(request, "condition_video_keep");
-  request = request_with({{"edge", clip(5), {}}});
+  request = request_with({{ControlHint::edge, clip(5), {}}});
   request.transfer->guidance_interval = TimestepInterval{700, 400};
   refused(request, "[700, 400]");
-  request = request_with({{"edge", clip(5), {}}});
-  request.transfer->chunk_noise = "new";
-  refused(request, "continue or reseed");
-  request = request_with({{"edge", clip(20), {}}});
+  request = request_with({{ControlHint::edge, clip(20), {}}});
   request.transfer->num_video_frames_per_chunk = 5;
   request.latents = FloatTensor{};
   refused(request, "one chunk only");

@@ -405,11 +405,11 @@ Result generate(const std::string& dtype, const Mesh& mesh, const std::string& o
                 const std::string& recipe) {
   EngineOptions options;
   options.device = "cuda";
-  options.dtype = dtype;
+  options.dtype = value_named<ComputeType>(dtype).value();
   options.tp_degree = mesh.tp;
   options.cp_degree = mesh.cp;
   options.cfg_degree = mesh.cfg;
-  options.offload = offload;
+  options.offload = value_named<Offload>(offload).value();
   if (!recipe.empty()) options.attention = source_dir() / "recipes/attention" / recipe;
   Request request = e2e::small_request(272, 240, 17);
   request.num_inference_steps = 4;

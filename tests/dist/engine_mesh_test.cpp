@@ -121,7 +121,7 @@ TEST(EngineMesh, PredictedActions) {
   request.num_frames.reset();
   request.image = picture(1, 256, 256);
   request.action = ActionRequest{};
-  request.action->mode = "policy";
+  request.action->mode = ActionMode::policy;
   request.action->domain_name = "pusht";
   request.action->chunk_size = 4;
   request.action->resolution_tier = 256;
@@ -134,8 +134,8 @@ TEST(EngineMesh, TransferInChunks) {
   Request request = small_clip();
   request.num_frames = 9;
   request.transfer = TransferRequest{};
-  request.transfer->controls = {{"edge", picture(9, 80, 96), 1.0},
-                                {"blur", picture(9, 80, 96), 2.0}};
+  request.transfer->controls = {{ControlHint::edge, picture(9, 80, 96), 1.0},
+                                {ControlHint::blur, picture(9, 80, 96), 2.0}};
   request.transfer->control_guidance = 1.5;
   request.transfer->num_video_frames_per_chunk = 5;
   expect_same_on(kFewMeshes, request, "dense");

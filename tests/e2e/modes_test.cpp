@@ -73,7 +73,7 @@ std::vector<Push> wandering_pushes() {
           make_push("Push the yellow circle around.", kCircle, {0.0, 0.4}, wander(2, 0.1, -0.5))};
 }
 
-Request action_request(const Push& push, const char* mode) {
+Request action_request(const Push& push, ActionMode mode) {
   Request request;
   request.prompt = push.words;
   request.fps = 10;
@@ -85,7 +85,7 @@ Request action_request(const Push& push, const char* mode) {
   request.action->mode = mode;
   request.action->chunk_size = kChunk;
   request.action->domain_name = "pusht";
-  request.action->view_point = "third_person_view";
+  request.action->view_point = ViewPoint::third_person_view;
   request.action->resolution_tier = 256;
   return request;
 }
@@ -102,7 +102,7 @@ TEST_F(Modes, ForwardDynamicsMovesTheShapeAlongTheActions) {
   double average = 0;
   const std::vector<Push> pushes = steady_pushes();
   for (const Push& push : pushes) {
-    Request request = action_request(push, "forward_dynamics");
+    Request request = action_request(push, ActionMode::forward_dynamics);
     request.image = e2e::draw(
         {push.scene.shape, push.scene.colour, push.scene.radius, {push.scene.path.front()}});
     FloatTensor actions{{kChunk, 2}, {}};
@@ -135,7 +135,7 @@ TEST_F(Modes, InverseDynamicsFindsTheActions) {
   pushes.push_back(steady_pushes().back());
   std::vector<double> correlations;
   for (const Push& push : pushes) {
-    Request request = action_request(push, "inverse_dynamics");
+    Request request = action_request(push, ActionMode::inverse_dynamics);
     request.video = e2e::draw(push.scene);
     const Result result = engine().generate(request);
     ASSERT_TRUE(result.action.has_value());
@@ -151,7 +151,7 @@ TEST_F(Modes, InverseDynamicsFindsTheActions) {
 
 TEST_F(Modes, PolicyActsTowardsWhatIsSaid) {
   const Push push = steady_pushes().front();
-  Request request = action_request(push, "policy");
+  Request request = action_request(push, ActionMode::policy);
   request.image = e2e::draw({push.scene.shape, push.scene.colour, push.scene.radius, {{-0.3, 0}}});
   const Result result = engine().generate(request);
   ASSERT_TRUE(result.action.has_value());

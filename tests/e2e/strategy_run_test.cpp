@@ -214,9 +214,9 @@ Json warm_up_of(const Result& result) {
 // Warm-up runs what the run does not reach and changes nothing that it makes.
 TEST(StrategyRun, WarmUpExercisesEveryLayoutAndChangesNothing) {
   EngineOptions options = with_attention(dense_to_sparse(10, 0.75));
-  options.warm_up = "off";
+  options.warm_up = WarmUpMode::off;
   Engine cold = Engine::open(e2e::pico(), options);
-  options.warm_up = "on";
+  options.warm_up = WarmUpMode::on;
   Engine warm = Engine::open(e2e::pico(), options);
   const Result without = cold.generate(small_request()), with = warm.generate(small_request());
   EXPECT_EQ(without.latents.values, with.latents.values);

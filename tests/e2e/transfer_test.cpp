@@ -64,16 +64,17 @@ class TransferRun : public testing::Test {
 };
 
 TEST_F(TransferRun, OneControlIsTheSameWeightedAndJoint) {
-  Request request = steered({{"edge", square(5, 4), 0.3}});
+  Request request = steered({{ControlHint::edge, square(5, 4), 0.3}});
   const std::vector<float> weighted = latents(request);
   request.transfer->controls[0].weight.reset();
-  request.transfer->attention = "joint";
+  request.transfer->attention = ControlAttention::joint;
   EXPECT_EQ(latents(request), weighted);
 }
 
 // B44.
 TEST_F(TransferRun, WeightsChangeTheResult) {
-  Request request = steered({{"edge", square(5, 4), 1.0}, {"seg", square(5, -4, 120), 0.0}});
+  Request request = steered(
+      {{ControlHint::edge, square(5, 4), 1.0}, {ControlHint::seg, square(5, -4, 120), 0.0}});
   const std::vector<float> edge = latents(request);
   request.transfer->controls[0].weight = 0;
   request.transfer->controls[1].weight = 1;
@@ -87,15 +88,15 @@ TEST_F(TransferRun, WeightsChangeTheResult) {
   request.transfer->controls[0].weight.reset();
   request.transfer->controls[1].weight.reset();
   EXPECT_EQ(latents(request), both);
-  request.transfer->attention = "joint";
+  request.transfer->attention = ControlAttention::joint;
   EXPECT_GT(distance(latents(request), both), 1e-5);
 
   // A control without weight leaves no trace: the target's result is that of the other alone, up to
   // the guidance of the single hint, which is set here.
-  Request alone = steered({{"edge", square(5, 4), {}}});
+  Request alone = steered({{ControlHint::edge, square(5, 4), {}}});
   alone.guidance_scale = 3;
   alone.transfer->control_guidance = 1.5;
-  request.transfer->attention = "weighted";
+  request.transfer->attention = ControlAttention::weighted;
   request.transfer->controls[0].weight = 1;
   request.transfer->controls[1].weight = 0;
   request.guidance_scale = 3;
@@ -104,7 +105,7 @@ TEST_F(TransferRun, WeightsChangeTheResult) {
 }
 
 TEST_F(TransferRun, ControlsReachTheResultAndGuidanceAmplifiesThem) {
-  Request request = steered({{"edge", square(5, 4), {}}});
+  Request request = steered({{ControlHint::edge, square(5, 4), {}}});
   const std::vector<float> one = latents(request);
   request.transfer->controls[0].video = square(5, 0, 90);
   EXPECT_GT(distance(latents(request), one), 1e-4);
@@ -121,7 +122,7 @@ TEST_F(TransferRun, ControlsReachTheResultAndGuidanceAmplifiesThem) {
 // Frames that are fixed have exactly the latents of the clean clip, so that other noise changes
 // nothing there.
 TEST_F(TransferRun, ConditionedLatentsAreBitEqual) {
-  Request request = steered({{"edge", square(9, 4), {}}});
+  Request request = steered({{ControlHint::edge, square(9, 4), {}}});
   request.video = square(9, 4);
   request.transfer->num_first_chunk_conditional_frames = 5;  // latent frames 0 and 1 of 3
   const Result first = engine().generate(request);
@@ -139,7 +140,8 @@ TEST_F(TransferRun, ConditionedLatentsAreBitEqual) {
 }
 
 TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
-  Request request = steered({{"edge", square(12, 4), {}}, {"depth", square(7, 2), {}}});
+  Request request =
+      steered({{ControlHint::edge, square(12, 4), {}}, {ControlHint::depth, square(7, 2), {}}});
   request.transfer->num_video_frames_per_chunk = 5;
   request.num_inference_steps = 1;
   std::vector<std::string> stages;
@@ -179,11 +181,11 @@ TEST_F(TransferRun, ControlsAreComputedFromTheVideo) {
     const Image map = edge_map({64, 64, {frame, frame + 64 * 64 * 3}}, edge_preset("low"));
     edges.rgb.insert(edges.rgb.end(), map.rgb.begin(), map.rgb.end());
   }
-  Request computed = steered({{"edge", {}, {}, "low"}});
+  Request computed = steered({{ControlHint::edge, {}, {}, ControlPreset::low}});
   computed.video = source;
-  EXPECT_EQ(latents(computed), latents(steered({{"edge", edges}})));
+  EXPECT_EQ(latents(computed), latents(steered({{ControlHint::edge, edges}})));
   // Another kind of control is another result, and so is the video's own first frame.
-  Request blurred = steered({{"blur", {}}});
+  Request blurred = steered({{ControlHint::blur, {}}});
   blurred.video = source;
   EXPECT_GT(distance(latents(blurred), latents(computed)), 1e-4);
   Request kept = computed;
@@ -194,14 +196,14 @@ TEST_F(TransferRun, ControlsAreComputedFromTheVideo) {
 // Chunk c of a reseeded run is drawn from seed + c: where nothing is carried over, it is the first
 // chunk of a run with that seed.
 TEST_F(TransferRun, ChunksAreReseededWhenAsked) {
-  Request request = steered({{"edge", square(10, 0)}});  // a picture that stands still
+  Request request = steered({{ControlHint::edge, square(10, 0)}});  // a picture that stands still
   request.num_inference_steps = 1;
   request.transfer->num_video_frames_per_chunk = 5;
   request.transfer->num_conditional_frames = 0;
-  request.transfer->chunk_noise = "reseed";
+  request.transfer->chunk_noise = ChunkNoise::reseed;
   const Frames both = engine().generate(request).frames;
   ASSERT_EQ(both.count, 10);
-  request.transfer->chunk_noise = "continue";
+  request.transfer->chunk_noise = ChunkNoise::continued;
   const Frames running = engine().generate(request).frames;
   const auto half = both.rgb.begin() + 5 * 64 * 64 * 3;
   EXPECT_TRUE(std::equal(both.rgb.begin(), half, running.rgb.begin()));
@@ -214,7 +216,7 @@ TEST_F(TransferRun, ChunksAreReseededWhenAsked) {
 }
 
 TEST_F(TransferRun, TheDirectiveIsPartOfThePrompt) {
-  Request request = steered({{"seg", square(5, 2)}, {"edge", square(5, 4)}});
+  Request request = steered({{ControlHint::seg, square(5, 2)}, {ControlHint::edge, square(5, 4)}});
   const std::vector<float> plain = latents(request);
   request.transfer->emphasize_control_in_prompt = true;
   const std::vector<float> asked = latents(request);
@@ -227,7 +229,8 @@ TEST_F(TransferRun, TheDirectiveIsPartOfThePrompt) {
 }
 
 TEST_F(TransferRun, TheReportNamesEachPass) {
-  Request request = steered({{"edge", square(5, 4), {}}, {"seg", square(5, 2), {}}});
+  Request request =
+      steered({{ControlHint::edge, square(5, 4), {}}, {ControlHint::seg, square(5, 2), {}}});
   request.num_inference_steps = 1;
   const Json report = Json::parse(engine().generate(request).report, "report");
   // 8 layers; with controls and the prompt, with controls and no prompt: 2 passes each; without

@@ -33,9 +33,9 @@ inline EngineOptions engine_options() {
   if (const char* device = std::getenv("ORRERY_TEST_DEVICE"); device && *device)
     options.device = device;
   const char* dtype = std::getenv("ORRERY_TEST_DTYPE");
-  options.dtype = dtype && *dtype ? dtype : "fp32";
+  options.dtype = value_named<ComputeType>(dtype && *dtype ? dtype : "fp32").value();
   if (const char* offload = std::getenv("ORRERY_TEST_OFFLOAD"); offload && *offload)
-    options.offload = offload;
+    options.offload = value_named<Offload>(offload).value();
   return options;
 }
 

@@ -66,18 +66,18 @@ Request request_of(const Json& call, int64_t seed) {
     else if (key == "enable_sound")
       request.enable_sound = value.as_bool();
     else if (key == "condition_video_keep")
-      request.condition_video_keep = value.as_string();
+      request.condition_video_keep = value_named<VideoKeep>(value.as_string()).value();
     else if (key == "condition_frame_indexes_vision") {
       request.condition_frame_indexes_vision.clear();
       for (const Json& index : value.items())
         request.condition_frame_indexes_vision.push_back(index.as_int());
     } else if (key == "action") {
       ActionRequest action;
-      action.mode = value.at("mode").as_string();
+      action.mode = value_named<ActionMode>(value.at("mode").as_string()).value();
       action.chunk_size = value.at("chunk_size").as_int();
       action.domain_name = value.at("domain_name").as_string();
       action.resolution_tier = value.at("resolution_tier").as_int();
-      action.view_point = value.at("view_point").as_string();
+      action.view_point = value_named<ViewPoint>(value.at("view_point").as_string()).value();
       request.action = action;
     } else if (key == "image") {
       request.image = Frames{1, 8, 8, std::vector<uint8_t>(192)};
@@ -134,7 +134,7 @@ double psnr(const std::vector<uint8_t>& got, const std::vector<uint8_t>& want) {
 }
 
 void expect_result(const Result& result, const golden::Tensors& want) {
-  if (golden::engine_options().dtype == "bf16") {
+  if (golden::engine_options().dtype == ComputeType::bf16) {
     if (want.has("frames_sub")) {
       EXPECT_GE(psnr(every_fourth(result.frames), want.bytes("frames_sub")), kPsnrBf16);
     }
