@@ -27,7 +27,7 @@ constexpr int64_t kHeadroomBytes = 64'000'000;  // headers, configs, tokenizer
 double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 
 // The layout of one component: shards of at most kShardBytes, or of one larger tensor.
-struct Component {
+struct MadeComponent {
   std::string name;
   std::vector<std::vector<TensorSpec>> shards;
 
@@ -49,8 +49,8 @@ struct Component {
   }
 };
 
-Component component_of(std::string name, const std::vector<ListedTensor>& tensors) {
-  Component out{std::move(name), {{}}};
+MadeComponent component_of(std::string name, const std::vector<ListedTensor>& tensors) {
+  MadeComponent out{std::move(name), {{}}};
   int64_t filled = 0;
   for (const ListedTensor& tensor : tensors) {
     TensorSpec spec{tensor.name, DType::bf16, tensor.shape};
@@ -64,7 +64,7 @@ Component component_of(std::string name, const std::vector<ListedTensor>& tensor
   return out;
 }
 
-Component transformer_of(const TransformerConfig& config) {
+MadeComponent transformer_of(const TransformerConfig& config) {
   DryRunBackend dry(DeviceKind::cpu);
   Transformer model(dry, config, DType::f32);
   std::vector<ListedTensor> tensors =
@@ -75,7 +75,7 @@ Component transformer_of(const TransformerConfig& config) {
   return component_of("transformer", tensors);
 }
 
-Component vae_of(const VaeConfig& config) {
+MadeComponent vae_of(const VaeConfig& config) {
   DryRunBackend dry(DeviceKind::cpu);
   Vae model(dry, config);
   return component_of("vae", list_tensors([&](WeightVisitor& v) { model.visit(v); }));
@@ -210,7 +210,7 @@ class Writer {
     for (float value : normals) block_.push_back(to_bf16(RandomCuts::kDeviation * value));
   }
 
-  void write(const Component& component, const Json& config) {
+  void write(const MadeComponent& component, const Json& config) {
     const fs::path folder = folder_ / component.name;
     fs::create_directories(folder);
     Json map = Json::object();
@@ -280,8 +280,8 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
                              std::stop_token stop) {
   const fs::path target = checked_target(folder);
   const TransformerConfig config = TransformerConfig::from_json(preset.transformer);
-  const Component transformer = transformer_of(config),
-                  vae = vae_of(VaeConfig::from_json(preset.vae));
+  const MadeComponent transformer = transformer_of(config),
+                      vae = vae_of(VaeConfig::from_json(preset.vae));
   if (!options.tokenizer.empty()) {
     const int64_t ids = Tokenizer::load(options.tokenizer).vocab_size();
     require(ids <= config.vocab_size, options.tokenizer.string(), ": has ids up to ", ids - 1,

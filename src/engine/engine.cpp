@@ -94,6 +94,7 @@ bool Engine::State::warms_up() const {
 void Engine::State::load(int64_t host_memory) {
   transformer = std::make_unique<Transformer>(*backend, checkpoint.transformer, dtype);
   vae = std::make_unique<Vae>(*backend, checkpoint.vae, vae_options(backend->device(), dtype));
+  if (checkpoint.makes_sound()) sound = std::make_unique<SoundDecoder>(*backend, *checkpoint.sound);
 
   // The CPU reads bf16 weights from the mapping; a device holds them in the type it computes in.
   LoadOptions of;
@@ -109,15 +110,13 @@ void Engine::State::load(int64_t host_memory) {
   use.vae.dtype = of.dtype;
   use.vae.check_finite = groups.leads();
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
-  weights = std::make_unique<ModelWeights>(*backend, *transformer, *vae, path, std::move(use));
+  use.check_sound = groups.leads();
+  weights = std::make_unique<ModelWeights>(*backend, ModelNetworks{*transformer, *vae, sound.get()},
+                                           path, std::move(use));
   if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
   if (options.offload != offload()) {
     notice(concat("offload ", name_of(options.offload),
                   " has nothing to do on the CPU, which reads weights in the mapped files"));
-  }
-  if (checkpoint.sound && checkpoint.transformer.sound_gen) {
-    sound = std::make_unique<SoundDecoder>(*backend, *checkpoint.sound,
-                                           Safetensors::open_folder(path / "sound_tokenizer"));
   }
 }
 

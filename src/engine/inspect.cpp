@@ -72,7 +72,7 @@ Json describe(const fs::path& model) {
   Json modes = Json::array();
   for (const char* mode : {"text to image", "text to video", "image to video", "video to video"})
     modes.push(mode);
-  if (t.sound_gen && checkpoint.sound) modes.push("sound with any of these");
+  if (checkpoint.makes_sound()) modes.push("sound with any of these");
   if (t.action_gen) {
     for (const char* mode : {"policy", "forward dynamics", "inverse dynamics"}) modes.push(mode);
   }

@@ -77,8 +77,15 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
       dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
   place_weights(
       dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
+  std::optional<SoundDecoder> sound;
+  if (checkpoint.makes_sound()) {
+    sound.emplace(dry, *checkpoint.sound);
+    place_weights(
+        dry, [&](WeightVisitor& v) { sound->visit(v); }, SoundDecoder::kWeightType);
+  }
   const auto dtype_of = [&](const std::string&) { return held; };
-  const PartSizes sizes = part_sizes(model, dtype_of, shard, autoencoder, dtype_of);
+  const PartSizes sizes =
+      part_sizes({model, autoencoder, sound ? &*sound : nullptr}, dtype_of, dtype_of, shard);
   const Footprint weights = footprint_of(sizes, placement.offload, placement.device);
   Plan plan;
   plan.weight_bytes = sizes.all();
@@ -86,14 +93,8 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
   plan.pinned_bytes = weights.pinned;
 
   Arena arena = Arena::measuring(dry.device());
-  std::unique_ptr<SoundDecoder> sound;
-  if (settings.sound_frames > 0) {
-    sound = std::make_unique<SoundDecoder>(
-        dry, *checkpoint.sound,
-        Safetensors::open_folder(checkpoint.folder.sound_tokenizer->folder));
-  }
-  Run run({model, autoencoder, sound.get()}, arena, settings, strategy, std::move(ids),
-          placement.tiling, &groups);
+  Run run({model, autoencoder, sound ? &*sound : nullptr}, arena, settings, strategy,
+          std::move(ids), placement.tiling, &groups);
   const auto stage = [&](const char* name, int64_t calls, const auto& body) {
     dry.reset_stats();
     body();
@@ -135,7 +136,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
   stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
   count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
   stage("decode", chunks, [&] { run.decode([](View, View) {}); });
-  if (sound) stage("sound", 1, [&] { run.decode_sound(); });
+  if (settings.sound_frames > 0) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
   plan.peak_bytes = weights.most() + plan.activation_bytes + plan.state_bytes;

@@ -17,8 +17,9 @@ Offload offload_on(DeviceKind device, Offload asked) {
   return device == DeviceKind::cpu ? Offload::none : asked;
 }
 
-PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,
-                     Vae& vae, const DTypeOf& vae_dtype) {
+PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_dtype,
+                     const DTypeOf& vae_dtype, const Shard& shard) {
+  Transformer& transformer = networks.transformer;
   const auto bytes = [&](const VisitFunction& visit) {
     return block_bytes(visit, transformer_dtype, shard);
   };
@@ -34,7 +35,11 @@ PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype,
   };
   tower(Tower::und, sizes.text, sizes.text_ends, sizes.text_layer);
   tower(Tower::gen, sizes.generation, sizes.generation_ends, sizes.generation_layer);
-  sizes.vae = block_bytes([&](WeightVisitor& v) { vae.visit(v); }, vae_dtype, {});
+  sizes.vae = block_bytes([&](WeightVisitor& v) { networks.vae.visit(v); }, vae_dtype, {});
+  if (networks.sound != nullptr) {
+    const auto f32 = [](const std::string&) { return SoundDecoder::kWeightType; };
+    sizes.sound = block_bytes([&](WeightVisitor& v) { networks.sound->visit(v); }, f32, {});
+  }
   return sizes;
 }
 
@@ -49,9 +54,10 @@ Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind devic
   const int64_t turning =
       sizes.generation_ends + LayerStream::num_places(sizes.num_layers) * sizes.generation_layer;
   const bool goes = offload == Offload::model;
-  if (offload == Offload::none) out.resident = sizes.generation + sizes.vae;
+  out.resident = sizes.sound;
+  if (offload == Offload::none) out.resident += sizes.generation + sizes.vae;
   if (offload == Offload::layer) {
-    out.resident = turning + sizes.vae;
+    out.resident += turning + sizes.vae;
     out.pinned = sizes.generation - sizes.generation_ends;
   }
   // The text tower, a layer at a time, runs beside the first step; its embedding stays in the file.
@@ -60,22 +66,22 @@ Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind devic
   return out;
 }
 
-ModelWeights::ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
+ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
                            const std::filesystem::path& model, Options options)
     : backend_(backend),
-      transformer_(transformer),
-      vae_(vae),
+      networks_(networks),
       options_(std::move(options)),
       transformer_files_(Safetensors::open_folder(model / "transformer")),
       vae_files_(Safetensors::open_folder(model / "vae")) {
   const VisitFunction both = [&](WeightVisitor& v) {
-    transformer.visit_und(v), transformer.visit_gen(v);
+    networks_.transformer.visit_und(v), networks_.transformer.visit_gen(v);
   };
   const auto start = Clock::now();
   adapters_ = std::make_unique<LoraAdapters>(options_.lora, both);
   check_weights(transformer_files_, both, options_.transformer);
   check_weights(
-      vae_files_, [&](WeightVisitor& v) { vae.visit(v); }, options_.vae);
+      vae_files_, [&](WeightVisitor& v) { networks_.vae.visit(v); }, options_.vae);
+  if (networks_.sound != nullptr) check_sound(model);
   load_time_.check_seconds = seconds_since(start);
   if (!adapters_->empty()) {
     options_.transformer.adapt = [this](const std::string& name, const View& stored) {
@@ -83,22 +89,30 @@ ModelWeights::ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
     };
   }
   sizes_ = part_sizes(
-      transformer,
+      networks_,
       [&](const std::string& name) {
         return held_type(transformer_files_, options_.transformer, name);
       },
-      options_.transformer.shard, vae,
-      [&](const std::string& name) { return held_type(vae_files_, options_.vae, name); });
+      [&](const std::string& name) { return held_type(vae_files_, options_.vae, name); },
+      options_.transformer.shard);
   footprint_ = footprint_of(sizes_, options_.offload, backend.device());
   require_room();
-  for (Part part : {Part::text, Part::generation, Part::vae}) {
-    if (stays(part)) load(part);
+  for (Part part : {Part::text, Part::generation, Part::vae, Part::sound}) {
+    if (stays(part) && (part != Part::sound || networks_.sound != nullptr)) load(part);
   }
 }
 
+void ModelWeights::check_sound(const std::filesystem::path& model) {
+  sound_files_ = Safetensors::open_folder(model / "sound_tokenizer");
+  sound_loading_ = sound_loading(networks_.sound->config(), *sound_files_);
+  sound_loading_.check_finite = options_.check_sound;
+  check_weights(
+      *sound_files_, [&](WeightVisitor& v) { networks_.sound->visit(v); }, sound_loading_);
+}
+
 ModelWeights::~ModelWeights() {
-  transformer_.set_stream(Tower::und, nullptr);
-  transformer_.set_stream(Tower::gen, nullptr);
+  networks_.transformer.set_stream(Tower::und, nullptr);
+  networks_.transformer.set_stream(Tower::gen, nullptr);
 }
 
 void ModelWeights::require_room() const {
@@ -119,7 +133,7 @@ void ModelWeights::require_room() const {
 }
 
 bool ModelWeights::stays(Part part) const {
-  if (backend_.device() == DeviceKind::cpu) return true;
+  if (backend_.device() == DeviceKind::cpu || part == Part::sound) return true;
   return part != Part::text && options_.offload != Offload::model;
 }
 
@@ -131,12 +145,12 @@ void ModelWeights::take_away(Part part) {
   if (stays(part)) return;
   Place& place = places_[static_cast<size_t>(part)];
   if (part != Part::vae)
-    transformer_.set_stream(part == Part::text ? Tower::und : Tower::gen, nullptr);
+    networks_.transformer.set_stream(part == Part::text ? Tower::und : Tower::gen, nullptr);
   place = {};
 }
 
 LayerStream::VisitLayer ModelWeights::layers_of(Tower tower) {
-  return [this, tower](int i, WeightVisitor& v) { transformer_.visit_layer(tower, i, v); };
+  return [this, tower](int i, WeightVisitor& v) { networks_.transformer.visit_layer(tower, i, v); };
 }
 
 WeightStore ModelWeights::fill(const Safetensors& files, const VisitFunction& visit,
@@ -155,24 +169,29 @@ void ModelWeights::load(Part part) {
       (part == Part::text || (part == Part::generation && options_.offload == Offload::layer));
   if (part == Part::vae) {
     place.store = fill(
-        vae_files_, [&](WeightVisitor& v) { vae_.visit(v); }, options_.vae);
+        vae_files_, [&](WeightVisitor& v) { networks_.vae.visit(v); }, options_.vae);
+  } else if (part == Part::sound) {
+    place.store = fill(
+        *sound_files_, [&](WeightVisitor& v) { networks_.sound->visit(v); }, sound_loading_);
   } else {
     const Tower tower = part == Part::text ? Tower::und : Tower::gen;
     if (in_turns) {
       place.store = fill(
-          transformer_files_, [&](WeightVisitor& v) { transformer_.visit_ends(tower, v); }, of);
+          transformer_files_, [&](WeightVisitor& v) { networks_.transformer.visit_ends(tower, v); },
+          of);
       place.layers = part == Part::text
                          ? LayerStream::mapped(backend_, sizes_.num_layers, layers_of(tower),
                                                transformer_files_, of)
                          : LayerStream::pinned(backend_, sizes_.num_layers, layers_of(tower),
                                                transformer_files_, of);
       load_time_.bytes += place.layers->host_bytes();
-      transformer_.set_stream(tower, place.layers.get());
+      networks_.transformer.set_stream(tower, place.layers.get());
     } else {
       place.store = fill(
           transformer_files_,
           [&](WeightVisitor& v) {
-            tower == Tower::und ? transformer_.visit_und(v) : transformer_.visit_gen(v);
+            tower == Tower::und ? networks_.transformer.visit_und(v)
+                                : networks_.transformer.visit_gen(v);
           },
           of);
     }

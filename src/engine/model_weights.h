@@ -6,11 +6,13 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "model/layer_stream.h"
 #include "model/lora.h"
+#include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
 #include "orrery/engine.h"
@@ -26,12 +28,19 @@ struct PartSizes {
           text_layer = 0;  // whole; what is not in layers; the largest layer
   int64_t generation = 0, generation_ends = 0, generation_layer = 0;
   int64_t vae = 0;
+  int64_t sound = 0;  // 0 without a sound decoder
   int num_layers = 0;
-  int64_t all() const { return text + generation + vae; }
+  int64_t all() const { return text + generation + vae + sound; }
+};
+// The networks of a model; what holds them outlives what is given this.
+struct ModelNetworks {
+  Transformer& transformer;
+  Vae& vae;
+  SoundDecoder* sound = nullptr;  // null when the model makes no sound
 };
 using DTypeOf = std::function<DType(const std::string& name)>;
-PartSizes part_sizes(Transformer& transformer, const DTypeOf& transformer_dtype, const Shard& shard,
-                     Vae& vae, const DTypeOf& vae_dtype);
+PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_dtype,
+                     const DTypeOf& vae_dtype, const Shard& shard = {});
 
 // Bytes of weights in the memory of the device (on the CPU: the host's).
 struct Footprint {
@@ -42,20 +51,21 @@ struct Footprint {
 };
 Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);
 
-enum class Part : uint8_t { text, generation, vae };
+enum class Part : uint8_t { text, generation, vae, sound };
 
 class ModelWeights {
  public:
   struct Options {
     Offload offload = Offload::none;
     LoadOptions transformer, vae;
+    bool check_sound = true;  // for values that are not finite
     std::vector<LoraAdapters::Source> lora;
     int64_t host_memory = std::numeric_limits<int64_t>::max();  // that layers may be pinned in
   };
   // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
   // stays. The networks and the backend outlive this.
-  ModelWeights(Backend& backend, Transformer& transformer, Vae& vae,
-               const std::filesystem::path& model, Options options);
+  ModelWeights(Backend& backend, const ModelNetworks& networks, const std::filesystem::path& model,
+               Options options);
   ~ModelWeights();
 
   // Whether a part is in place now.
@@ -92,16 +102,18 @@ class ModelWeights {
   void take_away(Part part);
   bool stays(Part part) const;
   void load(Part part);
+  void check_sound(const std::filesystem::path& model);
   void require_room() const;
   LayerStream::VisitLayer layers_of(Tower tower);
   WeightStore fill(const Safetensors& files, const VisitFunction& visit,
                    const LoadOptions& options);
 
   Backend& backend_;
-  Transformer& transformer_;
-  Vae& vae_;
+  ModelNetworks networks_;
   Options options_;
   Safetensors transformer_files_, vae_files_;
+  std::optional<Safetensors> sound_files_;
+  LoadOptions sound_loading_;
   std::unique_ptr<LoraAdapters> adapters_;
   PartSizes sizes_;
   Footprint footprint_;
@@ -111,7 +123,7 @@ class ModelWeights {
     std::unique_ptr<LayerStream> layers;
     bool present = false;
   };
-  Place places_[3];  // by part
+  Place places_[4];  // by part
 };
 
 }  // namespace orrery

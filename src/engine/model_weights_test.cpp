@@ -19,7 +19,7 @@ PartSizes sizes_of(const char* config, const Shard& shard = {}) {
   Transformer transformer(dry, TransformerConfig::from_json(preset.transformer), DType::bf16);
   Vae vae(dry, VaeConfig::from_json(preset.vae), {});
   const auto bf16 = [](const std::string&) { return DType::bf16; };
-  return part_sizes(transformer, bf16, shard, vae, bf16);
+  return part_sizes({transformer, vae}, bf16, bf16, shard);
 }
 
 // One layer of Super: (64 + 2 * 8) heads of 128 in, 64 out, three MLP matrices, two norms of the
@@ -79,7 +79,7 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
     options.offload = offload;
     options.transformer.dtype = options.vae.dtype = DType::bf16;
     options.transformer.ignored = Transformer::is_unused;
-    ModelWeights weights(dry, transformer, vae, model, options);
+    ModelWeights weights(dry, {transformer, vae}, model, options);
     for (Part part : {Part::text, Part::generation, Part::vae}) {
       const ModelWeights::Use use(weights, part);
       EXPECT_TRUE(weights.has(part));

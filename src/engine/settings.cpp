@@ -291,7 +291,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
   require(checkpoint.vae.z_dim == checkpoint.transformer.latent_channel, ErrorKind::corrupt,
           model.string(), ": the VAE has ", checkpoint.vae.z_dim,
           " latent channels, the transformer ", checkpoint.transformer.latent_channel);
-  if (checkpoint.sound && checkpoint.transformer.sound_gen) {
+  if (checkpoint.makes_sound()) {
     require(checkpoint.sound->latent_dim == checkpoint.transformer.sound_dim, ErrorKind::corrupt,
             model.string(), ": the sound tokenizer has ", checkpoint.sound->latent_dim,
             " channels, the transformer's sound head ", checkpoint.transformer.sound_dim);

@@ -38,6 +38,8 @@ struct Checkpoint {
   std::optional<SoundConfig> sound;
   SchedulerConfig scheduler;
   std::optional<Json> attention_strategy;  // runtime.attention_strategy of transformer/config.json
+
+  bool makes_sound() const { return sound && transformer.sound_gen; }
 };
 Checkpoint read_checkpoint(const std::filesystem::path& model);
 

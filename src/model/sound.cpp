@@ -107,12 +107,14 @@ int64_t SoundConfig::latent_frames(int64_t num_frames, double fps) const {
   return std::max<int64_t>(1, (static_cast<int64_t>(samples) + hop_size - 1) / hop_size);
 }
 
-SoundDecoder::SoundDecoder(Backend& backend, SoundConfig config, const Safetensors& files)
+SoundDecoder::SoundDecoder(Backend& backend, SoundConfig config)
     : backend_(backend),
       config_(std::move(config)),
-      weights_(std::make_unique<SoundWeights>(load_sound_weights(backend, config_, files))) {}
+      weights_(std::make_unique<SoundWeights>(sound_structure(config_))) {}
 
 SoundDecoder::~SoundDecoder() = default;
+
+void SoundDecoder::visit(WeightVisitor& visitor) { orrery::visit(*weights_, config_, visitor); }
 
 void SoundDecoder::decode(Arena& arena, MutView wave, View latents) {
   constexpr const char* kOp = "sound decode";

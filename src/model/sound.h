@@ -7,8 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/json.h"
-#include "io/safetensors.h"
-#include "tensor/tensor.h"
+#include "model/weights.h"
 
 namespace orrery {
 
@@ -26,20 +25,26 @@ struct SoundConfig {
   static SoundConfig from_json(const Json& config);
   // Latent frames for a clip: ceil(trunc(num_frames / fps * sampling_rate) / hop_size).
   int64_t latent_frames(int64_t num_frames, double fps) const;
+  // Channels between the levels; level 0 is the waveform's end.
+  int64_t width(size_t level) const { return dec_dim * (level == 0 ? 1 : dec_c_mults[level - 1]); }
 };
 
 struct SoundWeights;
 
-// Immutable after construction; one per backend. Always computes in f32: bf16 would leave about
-// eight bits of the waveform.
+// How files hold the decoder: (g, v) pairs of weight norm, folded in f32, or folded weights; names
+// by block or by position; a wrapper's prefix on every name. What is not the decoder's is ignored.
+// Throws Error{corrupt} when the files hold no decoder.
+LoadOptions sound_loading(const SoundConfig& config, const Safetensors& files);
+
+// Immutable after construction and loading; one per backend. Always computes in f32: bf16 would
+// leave about eight bits of the waveform.
 class SoundDecoder {
  public:
-  // Folds weight norm in f32 and loads the decoder. Accepts (g, v) pairs and folded weights, the
-  // block and the flat layout of names, and a wrapper prefix on every name; ignores everything that
-  // is not the decoder's.
-  SoundDecoder(Backend& backend, SoundConfig config, const Safetensors& files);
+  static constexpr DType kWeightType = DType::f32;
+  SoundDecoder(Backend& backend, SoundConfig config);
   ~SoundDecoder();
   const SoundConfig& config() const { return config_; }
+  void visit(WeightVisitor& visitor);
 
   // latents [latent_dim, T] f32 on the backend -> wave [out_channels, hop_size * T] f32,
   // contiguous, in host memory, clamped to [-1, 1]. The whole clip at once: the arena holds three

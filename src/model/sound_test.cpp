@@ -97,6 +97,12 @@ Safetensors file_of(const ScratchFolder& scratch, const Tensors& tensors) {
   return Safetensors::open_file(file);
 }
 
+WeightStore load(SoundDecoder& decoder, Backend& backend, const Safetensors& files) {
+  return load_weights(
+      backend, files, [&](WeightVisitor& v) { decoder.visit(v); },
+      sound_loading(decoder.config(), files));
+}
+
 Values decode(const SoundConfig& config, const Tensors& tensors, Values latents) {
   const ScratchFolder scratch;
   const auto backend = cpu::make_cpu_backend();
@@ -109,8 +115,12 @@ Values decode(const SoundConfig& config, const Tensors& tensors, Values latents)
 
   DryRunBackend dry(DeviceKind::cpu);
   Arena measuring = Arena::measuring(DeviceKind::cpu);
-  SoundDecoder(dry, config, files).decode(measuring, out, z);
-  SoundDecoder decoder(*backend, config, files);
+  SoundDecoder sketch(dry, config);
+  place_weights(
+      dry, [&](WeightVisitor& v) { sketch.visit(v); }, SoundDecoder::kWeightType);
+  sketch.decode(measuring, out, z);
+  SoundDecoder decoder(*backend, config);
+  const WeightStore store = load(decoder, *backend, files);
   Arena arena(backend->allocate(measuring.peak()));
   decoder.decode(arena, out, z);
   EXPECT_EQ(arena.peak(), measuring.peak());
@@ -380,11 +390,12 @@ TEST(SoundDecoder, AcceptsEveryLayout) {
 
 TEST(SoundDecoder, NamesWhatIsWrong) {
   const SoundConfig config = tiny_config();
-  const auto load = [&](const Tensors& tensors) {
+  const auto loading = [&](const Tensors& tensors) {
     return [&config, tensors] {
       const ScratchFolder scratch;
       const auto backend = cpu::make_cpu_backend();
-      SoundDecoder(*backend, config, file_of(scratch, tensors));
+      SoundDecoder decoder(*backend, config);
+      load(decoder, *backend, file_of(scratch, tensors));
     };
   };
   Tensors tensors = random_tensors(config);
@@ -394,19 +405,19 @@ TEST(SoundDecoder, NamesWhatIsWrong) {
   expect_error(
       ErrorKind::corrupt,
       {"decoder.snake1.beta", "decoder.block.1.conv_t1.bias", "decoder.block.7.conv_t1.bias"},
-      load(tensors));
+      loading(tensors));
 
   tensors = random_tensors(config);
   tensors["decoder.block.2.conv_t1.weight_v"].values[5] = NAN;
-  expect_error(ErrorKind::numeric, {"decoder.block.2.conv_t1.weight_v"}, load(tensors));
+  expect_error(ErrorKind::numeric, {"decoder.block.2.conv_t1.weight_v"}, loading(tensors));
 
   tensors = random_tensors(config);
   Stored& v = tensors["decoder.conv1.weight_v"];
   std::fill_n(v.values.begin() + 2 * 6 * 7, 6 * 7, 0.0f);
-  expect_error(ErrorKind::corrupt, {"decoder.conv1.weight_v[2]", "all zeros"}, load(tensors));
+  expect_error(ErrorKind::corrupt, {"decoder.conv1.weight_v[2]", "all zeros"}, loading(tensors));
 
   expect_error(ErrorKind::corrupt, {"no sound decoder"},
-               load({{"encoder.layers.0.weight_g", {{1}, {1}}}}));
+               loading({{"encoder.layers.0.weight_g", {{1}, {1}}}}));
 
   Values latents = noise(config.latent_dim * 2, 1);
   latents[3] = NAN;
@@ -418,7 +429,8 @@ TEST(SoundDecoder, RefusesWrongShapes) {
   const SoundConfig config = tiny_config();
   const ScratchFolder scratch;
   const auto backend = cpu::make_cpu_backend();
-  SoundDecoder decoder(*backend, config, file_of(scratch, random_tensors(config)));
+  SoundDecoder decoder(*backend, config);
+  const WeightStore store = load(decoder, *backend, file_of(scratch, random_tensors(config)));
   Arena arena(backend->allocate(1 << 20));
   Tensor latents = allocate_host_tensor({6, 2}, DType::f32),
          wave = allocate_host_tensor({2, 61}, DType::f32);

@@ -1,36 +1,44 @@
 #include "model/sound_weights.h"
 
 #include <cmath>
-#include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
-#include "io/checkpoint.h"
 
 namespace orrery {
 
 namespace {
 
 constexpr int64_t kKernel = 7;
+constexpr std::string_view kDecoder = "decoder";
 
-// Names of parts in the two layouts: decoder.block.0.res_unit1.conv1, or by position in nested
-// lists of layers.
-struct Layout {
-  std::string prefix;  // before "decoder."
-  bool flat = false;
+class Lister {
+ public:
+  explicit Lister(WeightVisitor& visitor) : visitor_(visitor) {}
 
-  std::string part(const std::string& parent, const char* name, size_t place) const {
-    return flat ? parent + ".layers." + std::to_string(place) : parent + "." + name;
+  void snake(SnakeWeights& slot, const std::string& name, int64_t channels) {
+    visitor_.tensor(slot.alpha, name + ".alpha", {channels});
+    visitor_.tensor(slot.beta, name + ".beta", {channels});
   }
-  std::string block(const std::string& parent, size_t j) const {
-    return flat ? parent + ".layers." + std::to_string(j + 1)
-                : parent + ".block." + std::to_string(j);
+
+  // `biases`: length of the bias, 0 for none.
+  void conv(SoundConvWeights& slot, const std::string& name, Shape shape, int64_t biases) {
+    visitor_.tensor(slot.weight, name + ".weight", shape);
+    if (biases > 0) visitor_.tensor(slot.bias, name + ".bias", {biases});
   }
+
+ private:
+  WeightVisitor& visitor_;
 };
 
-Layout find_layout(const Safetensors& files) {
+// How the names of one file differ from the listed ones.
+struct Spelling {
+  std::string prefix;  // before "decoder"
+  bool flat = false;   // parts are called by their position in nested lists of layers
+};
+
+Spelling spelling_of(const Safetensors& files) {
   for (const auto& [first, flat] :
        {std::pair{"decoder.conv1.", false}, {"decoder.layers.0.", true}}) {
     for (const StoredTensor& tensor : files.tensors()) {
@@ -46,141 +54,114 @@ Layout find_layout(const Safetensors& files) {
        ": no sound decoder in it: neither decoder.conv1 nor decoder.layers.0 has a weight");
 }
 
-class Visitor {
- public:
-  virtual ~Visitor() = default;
-  virtual void snake(SnakeWeights& slot, const std::string& name, int64_t channels) = 0;
-  // `biases`: length of the bias, 0 for none.
-  virtual void conv(SoundConvWeights& slot, const std::string& name, Shape shape,
-                    int64_t biases) = 0;
-};
-
-void visit(SoundWeights& weights, const SoundConfig& config, const Layout& layout,
-           Visitor& visitor) {
-  const std::string decoder = layout.prefix + "decoder";
-  const size_t levels = config.dec_strides.size();
-  const auto width = [&](size_t i) {
-    return config.dec_dim * (i == 0 ? 1 : config.dec_c_mults[i - 1]);
-  };
-  weights.blocks.resize(levels);
-  visitor.conv(weights.conv1, layout.part(decoder, "conv1", 0),
-               {width(levels), config.latent_dim, kKernel}, width(levels));
-  for (size_t j = 0; j < levels; ++j) {
-    SoundBlockWeights& block = weights.blocks[j];
-    block.in = width(levels - j);
-    block.out = width(levels - 1 - j);
-    block.stride = config.dec_strides[levels - 1 - j];
-    const std::string name = layout.block(decoder, j);
-    visitor.snake(block.snake1, layout.part(name, "snake1", 0), block.in);
-    visitor.conv(block.conv_t1, layout.part(name, "conv_t1", 1),
-                 {block.in, block.out, 2 * block.stride}, block.out);
-    for (size_t u = 0; u < block.units.size(); ++u) {
-      SoundUnitWeights& unit = block.units[u];
-      const std::string unit_name =
-          layout.part(name, ("res_unit" + std::to_string(u + 1)).c_str(), u + 2);
-      visitor.snake(unit.snake1, layout.part(unit_name, "snake1", 0), block.out);
-      visitor.conv(unit.conv1, layout.part(unit_name, "conv1", 1), {block.out, block.out, kKernel},
-                   block.out);
-      visitor.snake(unit.snake2, layout.part(unit_name, "snake2", 2), block.out);
-      visitor.conv(unit.conv2, layout.part(unit_name, "conv2", 3), {block.out, block.out, 1},
-                   block.out);
-    }
-  }
-  visitor.snake(weights.snake1, layout.part(decoder, "snake1", levels + 1), width(0));
-  visitor.conv(weights.conv2, layout.part(decoder, "conv2", levels + 2),
-               {config.out_channels, width(0), kKernel}, 0);
+// The position of a part, as listed, among the layers of its parent: of a decoder with `levels`
+// blocks, of a block, or of a residual unit.
+size_t position_of(std::string_view part, std::string_view parent, size_t levels) {
+  if (parent == kDecoder) return part == "conv1" ? 0 : part == "snake1" ? levels + 1 : levels + 2;
+  if (part.starts_with("res_unit")) return static_cast<size_t>(part.back() - '0') + 1;
+  if (part == "snake1") return 0;
+  return part == "snake2" ? 2 : part == "conv2" ? 3 : 1;
 }
 
-class Expectations final : public Visitor {
- public:
-  explicit Expectations(const Safetensors& files) : files_(files) {}
-  std::vector<TensorExpectation> list;
-
-  void snake(SnakeWeights&, const std::string& name, int64_t channels) override {
-    for (const char* part : {".alpha", ".beta"}) {
-      const StoredTensor* stored = files_.find(name + part);
-      const bool bare = stored && stored->shape.rank() == 1;
-      list.push_back({name + part, bare ? Shape{channels} : Shape{1, channels, 1}});
-    }
-  }
-
-  void conv(SoundConvWeights&, const std::string& name, Shape shape, int64_t biases) override {
-    if (files_.find(name + ".weight")) {
-      list.push_back({name + ".weight", shape});
+// "decoder.block.0.snake1.alpha" -> "decoder.layers.1.layers.0.alpha".
+std::string flat_name(const std::string& listed, size_t levels) {
+  std::string flat(kDecoder), parent(kDecoder);
+  const size_t end = listed.rfind('.');
+  size_t at = kDecoder.size() + 1;
+  while (at < end) {
+    size_t next = listed.find('.', at);
+    std::string part = listed.substr(at, next - at);
+    size_t position = 0;
+    if (part == "block") {
+      at = next + 1;
+      next = listed.find('.', at);
+      position = std::stoul(listed.substr(at, next - at)) + 1;
     } else {
-      list.push_back({name + ".weight_g", {shape[0], 1, 1}});
-      list.push_back({name + ".weight_v", shape});
+      position = position_of(part, parent, levels);
     }
-    if (biases > 0) list.push_back({name + ".bias", {biases}});
+    flat += ".layers." + std::to_string(position);
+    parent = part;
+    at = next + 1;
   }
+  return flat + listed.substr(end);
+}
 
- private:
-  const Safetensors& files_;
-};
-
-class Loader final : public Visitor {
- public:
-  Loader(Backend& backend, const Safetensors& files, std::vector<Buffer>& buffers)
-      : backend_(backend), files_(files), buffers_(buffers) {}
-
-  void snake(SnakeWeights& slot, const std::string& name, int64_t channels) override {
-    slot.alpha = place(files_.read(name + ".alpha", DType::f32).view.reshape({channels}));
-    slot.beta = place(files_.read(name + ".beta", DType::f32).view.reshape({channels}));
+// W[k] = g[k] * v[k] / |v[k]|, over the first dimension: inputs in a transposed convolution.
+Tensor folded(const Safetensors& files, const std::string& weight) {
+  Tensor v = files.read(weight + "_v", DType::f32);
+  const Tensor g = files.read(weight + "_g", DType::f32);
+  const int64_t size = v.view.numel() / v.view.dim(0);
+  for (int64_t k = 0; k < v.view.dim(0); ++k) {
+    float* row = v.view.as<float>() + k * size;
+    double squares = 0;
+    for (int64_t i = 0; i < size; ++i) squares += double(row[i]) * double(row[i]);
+    require(squares > 0, ErrorKind::corrupt, files.origin().string(), ": ", weight, "_v[", k,
+            "] is all zeros, so weight norm has no direction");
+    const auto norm = static_cast<float>(std::sqrt(squares));
+    const float scale = g.view.as<float>()[k] / norm;
+    for (int64_t i = 0; i < size; ++i) row[i] *= scale;
   }
-
-  void conv(SoundConvWeights& slot, const std::string& name, Shape, int64_t biases) override {
-    slot.weight =
-        place(files_.find(name + ".weight") ? files_.read(name + ".weight", DType::f32).view
-                                            : folded(name).view);
-    if (biases > 0) slot.bias = place(files_.read(name + ".bias", DType::f32).view);
-  }
-
- private:
-  // W[k] = g[k] * v[k] / |v[k]|, over the first dimension: inputs in a transposed convolution.
-  Tensor folded(const std::string& name) const {
-    Tensor v = files_.read(name + ".weight_v", DType::f32);
-    const Tensor g = files_.read(name + ".weight_g", DType::f32);
-    const int64_t size = v.view.numel() / v.view.dim(0);
-    for (int64_t k = 0; k < v.view.dim(0); ++k) {
-      float* row = v.view.as<float>() + k * size;
-      double squares = 0;
-      for (int64_t i = 0; i < size; ++i) squares += double(row[i]) * double(row[i]);
-      require(squares > 0, ErrorKind::corrupt, files_.origin().string(), ": ", name, ".weight_v[",
-              k, "] is all zeros, so weight norm has no direction");
-      const auto norm = static_cast<float>(std::sqrt(squares));
-      const float scale = g.view.as<float>()[k] / norm;
-      for (int64_t i = 0; i < size; ++i) row[i] *= scale;
-    }
-    return v;
-  }
-
-  View place(View host) {
-    Tensor held = backend_.allocate_tensor(host.shape, DType::f32);
-    backend_.upload(held.view, host);
-    buffers_.push_back(std::move(held.buffer));
-    return held.view;
-  }
-
-  Backend& backend_;
-  const Safetensors& files_;
-  std::vector<Buffer>& buffers_;
-};
+  return v;
+}
 
 }  // namespace
 
-SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config,
-                                const Safetensors& files) {
-  const Layout layout = find_layout(files);
-  const std::string own = layout.prefix + "decoder.";
+SoundWeights sound_structure(const SoundConfig& config) {
+  const size_t levels = config.dec_strides.size();
   SoundWeights weights;
-  Expectations expected(files);
-  visit(weights, config, layout, expected);
-  check_tensors(files, expected.list,
-                [&](std::string_view name) { return !name.starts_with(own); });
-  check_finite(files, expected.list);
-  Loader loader(backend, files, weights.buffers);
-  visit(weights, config, layout, loader);
+  for (size_t j = 0; j < levels; ++j) {
+    SoundBlockWeights& block = weights.blocks.emplace_back();
+    block.in = config.width(levels - j);
+    block.out = config.width(levels - 1 - j);
+    block.stride = config.dec_strides[levels - 1 - j];
+  }
   return weights;
+}
+
+void visit(SoundWeights& weights, const SoundConfig& config, WeightVisitor& visitor) {
+  const std::string decoder(kDecoder);
+  const int64_t first = config.width(config.dec_strides.size()), last = config.width(0);
+  Lister list(visitor);
+  list.conv(weights.conv1, decoder + ".conv1", {first, config.latent_dim, kKernel}, first);
+  for (size_t j = 0; j < weights.blocks.size(); ++j) {
+    SoundBlockWeights& block = weights.blocks[j];
+    const std::string name = decoder + ".block." + std::to_string(j);
+    list.snake(block.snake1, name + ".snake1", block.in);
+    list.conv(block.conv_t1, name + ".conv_t1", {block.in, block.out, 2 * block.stride}, block.out);
+    for (size_t u = 0; u < block.units.size(); ++u) {
+      SoundUnitWeights& unit = block.units[u];
+      const std::string unit_name = name + ".res_unit" + std::to_string(u + 1);
+      list.snake(unit.snake1, unit_name + ".snake1", block.out);
+      list.conv(unit.conv1, unit_name + ".conv1", {block.out, block.out, kKernel}, block.out);
+      list.snake(unit.snake2, unit_name + ".snake2", block.out);
+      list.conv(unit.conv2, unit_name + ".conv2", {block.out, block.out, 1}, block.out);
+    }
+  }
+  list.snake(weights.snake1, decoder + ".snake1", last);
+  list.conv(weights.conv2, decoder + ".conv2", {config.out_channels, last, kKernel}, 0);
+}
+
+LoadOptions sound_loading(const SoundConfig& config, const Safetensors& files) {
+  const Spelling spelling = spelling_of(files);
+  LoadOptions options;
+  options.dtype = SoundDecoder::kWeightType;
+  options.ignored = [own = spelling.prefix + std::string(kDecoder) + "."](std::string_view name) {
+    return !name.starts_with(own);
+  };
+  options.dialect = [spelling, levels = config.dec_strides.size()](const Safetensors& from,
+                                                                   const std::string& listed,
+                                                                   const Shape& shape) -> StoredAs {
+    const std::string name = spelling.prefix + (spelling.flat ? flat_name(listed, levels) : listed);
+    const StoredTensor* stored = from.find(name);
+    if (name.ends_with(".alpha") || name.ends_with(".beta")) {
+      const bool bare = stored && stored->shape.rank() == 1;
+      return {{{name, bare ? shape : Shape{1, shape[0], 1}}}, {}};
+    }
+    if (stored || !name.ends_with(".weight")) return {{{name, shape}}, {}};
+    return {{{name + "_g", {shape[0], 1, 1}}, {name + "_v", shape}},
+            [name](const Safetensors& pairs) { return folded(pairs, name); }};
+  };
+  return options;
 }
 
 }  // namespace orrery

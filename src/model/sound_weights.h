@@ -34,10 +34,12 @@ struct SoundWeights {
   SoundConvWeights conv1, conv2;
   SnakeWeights snake1;
   std::vector<SoundBlockWeights> blocks;
-  std::vector<Buffer> buffers;
 };
 
-SoundWeights load_sound_weights(Backend& backend, const SoundConfig& config,
-                                const Safetensors& files);
+// The decoder's blocks with empty slots.
+SoundWeights sound_structure(const SoundConfig& config);
+// Lists the tensors under the names of the released model (decoder.block.0.res_unit1.conv1.weight),
+// weight norm folded.
+void visit(SoundWeights& weights, const SoundConfig& config, WeightVisitor& visitor);
 
 }  // namespace orrery

@@ -113,6 +113,11 @@ class Lister final : public WeightVisitor {
 
 }  // namespace
 
+StoredAs stored_as_listed(const Safetensors& files, const std::string& name, const Shape& shape) {
+  const bool wrapped = files.find(name) == nullptr && files.find("model." + name) != nullptr;
+  return {{{wrapped ? "model." + name : name, shape, false}}, {}};
+}
+
 std::vector<ListedTensor> list_tensors(const VisitFunction& visit) {
   std::vector<ListedTensor> tensors;
   Lister lister([&](const std::string& name, Shape shape, Split) {
@@ -131,26 +136,29 @@ class WeightLoader final : public WeightVisitor {
     store_.files_ = std::move(files);
   }
 
-  void tensor(View& slot, const std::string& name, Shape, Split split) override {
-    slot = place({slice_of(stored(name), split, options_.shard)}).front();
+  void tensor(View& slot, const std::string& name, Shape shape, Split split) override {
+    slot = place({slice_of(stored(name, shape), split, options_.shard)}).front();
   }
 
   // As it lies in the mapped file.
   void table(View& slot, const std::string& name, Shape shape) override {
     if (block_ != nullptr || backend_.device() == DeviceKind::cpu)
       return tensor(slot, name, shape, Split::none);
-    slot = stored(name);
-    for (Buffer& buffer : adapted_) store_.buffers_.push_back(std::move(buffer));
-    adapted_.clear();
+    slot = stored(name, shape);
+    for (Buffer& buffer : made_) store_.buffers_.push_back(std::move(buffer));
+    made_.clear();
   }
 
-  void linear(Linear& slot, const std::vector<std::string>& prefixes, const std::vector<int64_t>&,
-              int64_t, Split split, bool has_bias) override {
+  void linear(Linear& slot, const std::vector<std::string>& prefixes,
+              const std::vector<int64_t>& out, int64_t in, Split split, bool has_bias) override {
     std::vector<View> weights, biases;
-    for (const std::string& prefix : prefixes) {
-      weights.push_back(slice_of(stored(prefix + ".weight"), split, options_.shard));
-      if (has_bias)
-        biases.push_back(slice_of(stored(prefix + ".bias"), bias_split(split), options_.shard));
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      weights.push_back(
+          slice_of(stored(prefixes[i] + ".weight", {out[i], in}), split, options_.shard));
+      if (has_bias) {
+        biases.push_back(
+            slice_of(stored(prefixes[i] + ".bias", {out[i]}), bias_split(split), options_.shard));
+      }
     }
     slot.weights = place(weights);
     slot.biases = biases.empty() ? biases : place(biases);
@@ -158,18 +166,22 @@ class WeightLoader final : public WeightVisitor {
         split == Split::columns && options_.shard.count > 1 ? options_.shard.group : nullptr;
   }
 
-  static std::string stored_name(const Safetensors& files, const std::string& name) {
-    return files.find(name) == nullptr && files.find("model." + name) != nullptr ? "model." + name
-                                                                                 : name;
-  }
-
  private:
-  View stored(const std::string& name) {
-    const View view = store_.files_->view(stored_name(*store_.files_, name));
+  View stored(const std::string& name, const Shape& shape) {
+    const StoredAs as = options_.dialect(*store_.files_, name, shape);
+    View view;
+    if (as.make) {
+      Tensor made = as.make(*store_.files_);
+      view = made.view;
+      made_.push_back(std::move(made.buffer));
+    } else {
+      view = store_.files_->view(as.parts.front().name);
+      view = make_view(view.data, shape, view.dtype);
+    }
     if (!options_.adapt) return view;
     Tensor adapted = options_.adapt(name, view);
     if (!adapted) return view;
-    adapted_.push_back(std::move(adapted.buffer));
+    made_.push_back(std::move(adapted.buffer));
     return adapted.view;
   }
 
@@ -179,7 +191,7 @@ class WeightLoader final : public WeightVisitor {
     std::vector<View> placed;
     // A slice of a changed copy is copied once more: the rest of it need not stay in memory.
     const bool in_place = block_ == nullptr && backend_.device() == DeviceKind::cpu &&
-                          !backend_.is_dry() && (adapted_.empty() || options_.shard.count == 1);
+                          !backend_.is_dry() && (made_.empty() || options_.shard.count == 1);
     int64_t rows = 0;
     for (const View& part : parts) {
       const DType dtype = options_.dtype.value_or(part.dtype);
@@ -188,8 +200,8 @@ class WeightLoader final : public WeightVisitor {
       rows += part.rank() > 0 ? part.dim(0) : 1;
     }
     if (placed.size() == parts.size()) {
-      for (Buffer& buffer : adapted_) store_.buffers_.push_back(std::move(buffer));
-      adapted_.clear();
+      for (Buffer& buffer : made_) store_.buffers_.push_back(std::move(buffer));
+      made_.clear();
       return placed;
     }
     placed.clear();
@@ -206,7 +218,7 @@ class WeightLoader final : public WeightVisitor {
       row += count;
     }
     if (backend_.fuses_weights()) placed = {whole.read};
-    adapted_.clear();
+    made_.clear();
     return placed;
   }
 
@@ -284,7 +296,7 @@ class WeightLoader final : public WeightVisitor {
   WeightStore& store_;
   const LoadOptions& options_;
   WeightBlock* block_;
-  std::vector<Buffer> adapted_;  // of the parts that are being placed
+  std::vector<Buffer> made_;  // of the parts that are being placed
 };
 
 void WeightStore::release() {
@@ -296,16 +308,18 @@ void WeightStore::release() {
 namespace {
 
 // As check_finite(), of what one rank holds: it reads nothing else.
-void check_slices(const Safetensors& files, const VisitFunction& visit, const Shard& shard) {
+void check_slices(const Safetensors& files, const VisitFunction& visit,
+                  const LoadOptions& options) {
+  const Shard& shard = options.shard;
   struct Slice {
     std::string stored;
     View view;
     std::string fault;
   };
   std::vector<Slice> slices;
-  Lister lister([&](const std::string& name, Shape, Split split) {
-    const std::string stored = WeightLoader::stored_name(files, name);
-    slices.push_back({stored, slice_of(files.view(stored), split, shard), ""});
+  Lister lister([&](const std::string& name, Shape shape, Split split) {
+    for (const TensorExpectation& part : options.dialect(files, name, shape).parts)
+      slices.push_back({part.name, slice_of(files.view(part.name), split, shard), ""});
   });
   visit(lister);
   parallel_for(static_cast<int64_t>(slices.size()), [&](int64_t at) {
@@ -333,7 +347,8 @@ void check_weights(const Safetensors& files, const VisitFunction& visit,
   std::vector<TensorExpectation> expected;
   Lister lister([&](const std::string& name, Shape shape, Split split) {
     cut(shape, split, options.shard, name);
-    expected.push_back({WeightLoader::stored_name(files, name), shape, false});
+    for (TensorExpectation& part : options.dialect(files, name, shape).parts)
+      expected.push_back(std::move(part));
   });
   visit(lister);
   check_tensors(files, expected, options.ignored);
@@ -341,7 +356,7 @@ void check_weights(const Safetensors& files, const VisitFunction& visit,
   if (options.shard.count == 1)
     check_finite(files, expected);
   else
-    check_slices(files, visit, options.shard);
+    check_slices(files, visit, options);
 }
 
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,
@@ -360,7 +375,8 @@ void fill_block(Backend& backend, const Safetensors& files, const VisitFunction&
 }
 
 DType held_type(const Safetensors& files, const LoadOptions& options, const std::string& name) {
-  return options.dtype.value_or(files.view(WeightLoader::stored_name(files, name)).dtype);
+  if (options.dtype) return *options.dtype;
+  return files.view(options.dialect(files, name, {}).parts.front().name).dtype;
 }
 
 namespace {

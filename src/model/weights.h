@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "io/checkpoint.h"
 #include "io/safetensors.h"
 
 namespace orrery {
@@ -78,7 +79,20 @@ class WeightStore {
   int64_t bytes_ = 0;
 };
 
+// What a listed tensor is made of in the files.
+struct StoredAs {
+  std::vector<TensorExpectation> parts;
+  // The listed tensor, made from its parts; empty: the one part itself, in the listed shape.
+  std::function<Tensor(const Safetensors& files)> make;
+};
+// How a kind of files stores the tensors of a list.
+using Dialect =
+    std::function<StoredAs(const Safetensors& files, const std::string& name, const Shape& shape)>;
+// One stored tensor for each listed one, under its name or with a leading "model.".
+StoredAs stored_as_listed(const Safetensors& files, const std::string& name, const Shape& shape);
+
 struct LoadOptions {
+  Dialect dialect = stored_as_listed;
   // Type of the weights on the device; empty: as stored (the CPU reads the mapping in place).
   std::optional<DType> dtype;
   Shard shard;
@@ -91,7 +105,6 @@ struct LoadOptions {
 };
 
 // Names, shapes, types and, when asked, finite values of everything: one Error lists all faults.
-// A name is looked up as listed and with a leading "model.".
 void check_weights(const Safetensors& files, const VisitFunction& visit,
                    const LoadOptions& options);
 

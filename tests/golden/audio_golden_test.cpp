@@ -18,9 +18,12 @@ TEST(AudioGolden, Decode) {
     const auto folder = golden::directory() / area;
     SCOPED_TRACE(area);
     const auto backend = cpu::make_cpu_backend();
-    SoundDecoder decoder(*backend,
-                         SoundConfig::from_json(Json::load(folder / "sound_tokenizer/config.json")),
-                         Safetensors::open_folder(folder / "sound_tokenizer"));
+    SoundDecoder decoder(
+        *backend, SoundConfig::from_json(Json::load(folder / "sound_tokenizer/config.json")));
+    const Safetensors files = Safetensors::open_folder(folder / "sound_tokenizer");
+    const WeightStore store = load_weights(
+        *backend, files, [&](WeightVisitor& v) { decoder.visit(v); },
+        sound_loading(decoder.config(), files));
     const golden::Tensors tensors(folder / "tensors.safetensors");
     const Shape z = tensors.shape("z"), shape = tensors.shape("wave");
     std::vector<float> values = tensors.floats("z");
