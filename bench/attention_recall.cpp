@@ -6,8 +6,8 @@
 //
 // The list of strategies is an array of {"name", "attention": a file or a document}; of a schedule
 // the last layout counts. Queries and keys come from one dense run: those of every generation layer
-// at steps 3, 6 and 9 of 10, conditional branch, in the order that the strategy stores them. The
-// recall of a list is the share of its queries' softmax, in all of its heads, that falls on the
+// at steps 3, 6 and 9 of 10, conditional evaluation, in the order that the strategy stores them.
+// The recall of a list is the share of its queries' softmax, in all of its heads, that falls on the
 // blocks it keeps; it is computed from every score, not from pooled ones. "best" is the recall of
 // the lists of the same lengths and blocks, one per head, that would hold the most. "worst" is the
 // least that any head of any layer and step has on average over its queries.
@@ -93,7 +93,7 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
   run.attention().set_probe([&](const AttentionCall& call) {
     const int step = call.moment.step;
     const bool shown = std::find(std::begin(kShown), std::end(kShown), step) != std::end(kShown);
-    if (call.site.role != AttentionRole::gen || call.moment.branch != 0 || !shown) return;
+    if (call.site.role != AttentionRole::gen || call.site.evaluation != 0 || !shown) return;
     captured.calls.push_back({step, call.site.layer, call.text, call.scale,
                               copy_of(backend, call.q), copy_of(backend, call.k)});
   });

@@ -16,7 +16,8 @@ struct DecodeTime {
 // One decode, after another that warms up and gives `frames`.
 DecodeTime time_decode(BenchRank& rank, Frames& frames) {
   RandomDecoder decoder(rank);
-  decoder.decode([&](View, View bytes) {
+  decoder.decode([&](const FrameGroup& group) {
+    const View& bytes = group.bytes;
     const size_t begin = frames.rgb.size();
     frames.rgb.resize(begin + static_cast<size_t>(bytes.numel()));
     rank.backend->download(make_mut_view(frames.rgb.data() + begin, bytes.shape, DType::u8), bytes);
@@ -24,7 +25,7 @@ DecodeTime time_decode(BenchRank& rank, Frames& frames) {
     frames.height = bytes.dim(1);
     frames.width = bytes.dim(2);
   });
-  const double seconds = rank.seconds([&] { decoder.decode([](View, View) {}); });
+  const double seconds = rank.seconds([&] { decoder.decode([](const FrameGroup&) {}); });
   return {seconds, decoder.flops()};
 }
 
@@ -32,7 +33,7 @@ DecodeTime time_decode(BenchRank& rank, Frames& frames) {
 
 void measure_vae(BenchRank& rank) {
   RandomDecoder decoder(rank);
-  const auto decode = [&] { decoder.decode([](View, View) {}); };
+  const auto decode = [&] { decoder.decode([](const FrameGroup&) {}); };
   decode();
   rank.report("VAE decode", rank.seconds(decode), "s", decoder.flops() / rank.gemm_rate());
   rank.report_operations("VAE decode", rank.profile(decode), {}, 1);

@@ -94,7 +94,7 @@ size_t RandomModel::arena_bytes(With with) {
   dry.reset_stats();
   run.step(0, nullptr);
   step_flops_ = total_flops(dry.stats());
-  if (with == With::transformer_and_vae) run.decode([](View, View) {});
+  if (with == With::transformer_and_vae) run.decode([](const FrameGroup&) {});
   return arena.peak();
 }
 

@@ -152,13 +152,18 @@ void measure_end_to_end(BenchRank& rank) {
   RandomModel model(rank, rank.config, With::transformer_and_vae, rank.offload);
   NormalGenerator noise(RngKind::cuda, 1);
   Run& run = model.run();
+  std::vector<uint8_t> host;
+  const auto to_host = [&](const FrameGroup& group) {
+    host.resize(static_cast<size_t>(group.bytes.numel()));
+    rank.backend->download(make_mut_view(host.data(), group.bytes.shape, DType::u8), group.bytes);
+  };
   // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt
   // on.
   const Run::Text text = Run::text_on(rank.backend->device());
   run.prefill(text);
   run.start(&noise, false, {});
   run.step(0, nullptr);
-  run.decode([](View, View) {});
+  run.decode(to_host);
   double first = 0, steps = 0, decode = 0;
   const double made_before = model.making_seconds();
   double total = rank.seconds([&] {
@@ -168,7 +173,7 @@ void measure_end_to_end(BenchRank& rank) {
     steps = rank.seconds([&] {
       for (int i = 1; i < rank.settings.schedule.num_steps(); ++i) run.step(i, nullptr);
     });
-    decode = rank.seconds([&] { run.decode([](View, View) {}); });
+    decode = rank.seconds([&] { run.decode(to_host); });
   });
   const double making = model.making_seconds() - made_before;
   // The prompts' text tower is brought with the first step.

@@ -38,17 +38,17 @@ void Attention::begin_layout(int layout) {
   moment_->layout = layout;
 }
 
-void Attention::replay(const std::string& key, const std::function<void()>& evaluation) {
+void Attention::replay(const std::string& key, const std::function<void()>& work) {
   bool can_be_recorded = !is_shared() && !probe_;
   for (int preset = 0; preset < strategy_.num_presets(); ++preset) {
     const AttentionMethod& method = strategy_.preset_method(preset);
     if (method.reuse_steps() > 1 || (recording_ && method.keeps_by_data())) can_be_recorded = false;
   }
-  if (!can_be_recorded) return evaluation();
+  if (!can_be_recorded) return work();
   const AttentionMoment now = moment();
-  const std::string whole = concat(key, " layout ", now.layout, " branch ", now.branch);
+  const std::string whole = concat(key, " layout ", now.layout);
   const auto begin = static_cast<std::ptrdiff_t>(records_.size());
-  if (backend_.replay(whole, evaluation)) {
+  if (backend_.replay(whole, work)) {
     replay_records_[whole].assign(records_.begin() + begin, records_.end());
     return;
   }
@@ -62,9 +62,7 @@ void Attention::replay(const std::string& key, const std::function<void()>& eval
 AttentionMoment Attention::moment() const {
   require(moment_.has_value(),
           "attention: the strategy has a schedule, but no denoising step has begun");
-  AttentionMoment now = *moment_;
-  now.branch = branch_;
-  return now;
+  return *moment_;
 }
 
 bool Attention::is_shared() const { return cp_ != nullptr && cp_->size() > 1; }
@@ -167,7 +165,7 @@ void Attention::run(Arena& arena, AttentionInputs& in, const AttentionSite& site
     if (!in.tickets.empty()) cp_->finish(in.tickets.back());
     in.tickets.clear();
   }
-  attend(arena, in.whole_out, in.whole_q, in.whole_k, in.whole_v, in.text, site);
+  attend(arena, {in.whole_out, in.whole_q, in.whole_k, in.whole_v, in.text}, site);
   if (!is_shared() || backend_.is_dry()) return;
   for (const RowRange& part : in.parts) {
     if (part.count == 0) continue;
@@ -193,8 +191,8 @@ View Attention::output(AttentionInputs& in, const RowRange& part) {
   return out;
 }
 
-void Attention::run_text(Arena& arena, MutView out, View q, View k, View v, int layer) {
-  attend(arena, out, q, k, v, 0, {layer, AttentionRole::und});
+void Attention::run_text(Arena& arena, const Operands& operands, int layer, int branch) {
+  attend(arena, operands, {layer, AttentionRole::und, 0, branch});
 }
 
 SequenceShare Attention::share() const {
@@ -235,23 +233,23 @@ void Attention::set_control_weights(std::vector<float> weights) {
   control_weights_ = std::move(weights);
 }
 
-void Attention::attend(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-                       const AttentionSite& site) {
-  require(is_invariant(site.role) || q.dim(0) == sequence_.size(), "attention: ", q.dim(0),
+void Attention::attend(Arena& arena, const Operands& operands, const AttentionSite& site) {
+  const int64_t queries = operands.q.dim(0);
+  require(is_invariant(site.role) || queries == sequence_.size(), "attention: ", queries,
           " queries for a sequence of ", sequence_.size());
   const bool weighs = site.role == AttentionRole::gen_multi_control && control_weights_.size() > 1;
   if (weighs)
-    attend_controls(arena, out, q, k, v, text, site);
+    attend_controls(arena, operands, site);
   else
-    attend_once(arena, out, q, k, v, text, site, sequence_, 0, 1);
+    attend_once(arena, operands, site, sequence_, 0);
 }
 
-void Attention::attend_controls(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-                                const AttentionSite& site) {
+void Attention::attend_controls(Arena& arena, const Operands& all, const AttentionSite& site) {
   const Arena::Scope scope(arena);
+  const View &q = all.q, &k = all.k;
   const auto streams = static_cast<int64_t>(control_weights_.size());
   const int64_t controls = sequence_.control_tokens, each = controls / streams;
-  const int64_t rest = sequence_.size() - controls;
+  const int64_t rest = sequence_.size() - controls, text = all.text;
   Sequence part = sequence_;
   part.control_tokens = each;
 
@@ -261,50 +259,48 @@ void Attention::attend_controls(Arena& arena, MutView out, View q, View k, View 
     backend_.copy(to.slice(0, lead, each), from.slice(0, lead + stream * each, each));
     backend_.copy(to.slice(0, lead + each, rest), from.slice(0, lead + controls, rest));
   };
-  const MutView found = arena.make({streams, rest, q.dim(1), q.dim(2)}, out.dtype);
+  const MutView found = arena.make({streams, rest, q.dim(1), q.dim(2)}, all.out.dtype);
   const MutView part_q = arena.make({each + rest, q.dim(1), q.dim(2)}, q.dtype);
   const MutView part_k = arena.make({text + each + rest, k.dim(1), k.dim(2)}, k.dtype);
-  const MutView part_v = arena.make(part_k.shape, v.dtype);
-  const MutView part_out = arena.make(part_q.shape, out.dtype);
+  const MutView part_v = arena.make(part_k.shape, all.v.dtype);
+  const MutView part_out = arena.make(part_q.shape, all.out.dtype);
   std::vector<Term> terms;
   for (int64_t i = 0; i < streams; ++i) {
     gather(part_q, q, 0, i);
     gather(part_k, k, text, i);
-    gather(part_v, v, text, i);
-    attend_once(arena, part_out, part_q, part_k, part_v, text, site, part, static_cast<int>(i),
-                static_cast<int>(streams));
-    backend_.copy(out.slice(0, i * each, each), part_out.slice(0, 0, each));
+    gather(part_v, all.v, text, i);
+    attend_once(arena, {part_out, part_q, part_k, part_v, text}, site, part, static_cast<int>(i));
+    backend_.copy(all.out.slice(0, i * each, each), part_out.slice(0, 0, each));
     backend_.copy(found.select(0, i), part_out.slice(0, each, rest));
     terms.push_back({control_weights_[static_cast<size_t>(i)], found.select(0, i)});
   }
-  backend_.lincomb(out.slice(0, controls, rest), terms);
+  backend_.lincomb(all.out.slice(0, controls, rest), terms);
 }
 
-void Attention::attend_once(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-                            const AttentionSite& site, const Sequence& sequence, int pass,
-                            int passes) {
+void Attention::attend_once(Arena& arena, const Operands& of, const AttentionSite& site,
+                            const Sequence& sequence, int pass) {
   const Arena::Scope scope(arena);
   // The text tower runs before the first step: it is the same in every layout.
   const bool any_layout_does = is_invariant(site.role) && !moment_;
-  AttentionMoment now = any_layout_does ? AttentionMoment{} : moment();
-  // What is remembered of a selection belongs to one pass of one branch.
-  now.branch = branch_ * passes + pass;
+  const AttentionMoment now = any_layout_does ? AttentionMoment{} : moment();
   const AttentionMethod& method = strategy_.method(now.layout, site.layer, site.role);
   const double start = recording_ ? seconds_so_far() : 0;
-  const AttentionCall call{site, now, text, scale_, q, k, sequence, backend_, arena, selections_};
+  const AttentionCall call{site,     now,      of.text, scale_,      of.q, of.k,
+                           sequence, backend_, arena,   selections_, pass};
   if (probe_) probe_(call);
   PlannedAttention planned = method.plan(call);
   if (planned.mask) planned.plan.mask = &*planned.mask;
-  backend_.attention(out, q, k, v, planned.plan);
+  backend_.attention(of.out, of.q, of.k, of.v, planned.plan);
   if (!recording_) return;
   DispatchRecord record;
   record.step = is_invariant(site.role) ? -1 : now.step;
-  record.branch = branch_;
   record.layer = site.layer;
+  record.evaluation = site.evaluation;
+  record.branch = site.branch;
   record.role = site.role;
   record.method = strategy_.preset_name(now.layout, site.layer, site.role);
   record.implementation = backend_.last_attention();
-  record.kept_blocks = kept_blocks_of(planned, q.dim(1), backend_);
+  record.kept_blocks = kept_blocks_of(planned, of.q.dim(1), backend_);
   record.all_blocks = planned.all_blocks;
   record.seconds = seconds_so_far() - start;
   records_.push_back(std::move(record));

@@ -2,13 +2,16 @@
 // (context parallelism) and where keys and values of the text lie.
 //
 // Life of one generation call, the same lines on every mesh:
+//
 //   1. inputs() hands out the rows for this rank's queries, keys and values, and says in which
-//   parts
-//      to make them.
+//      parts to make them.
+//
 //   2. For each part the model writes its rows (qk_norm_rope writes straight into place) and calls
 //      send(): in a group, heads of other ranks travel while the next part is made.
+//
 //   3. run() asks the strategy for the plan of (step, layer, role), runs it, and starts the way
 //      back.
+//
 //   4. For each part, output() hands out the finished rows: while later parts still travel, the
 //      model goes on with this one.
 #pragma once
@@ -54,9 +57,10 @@ struct AttentionInputs {
 
 // What ran, for the report.
 struct DispatchRecord {
-  int step = 0;    // -1: the text tower, before the first
-  int branch = 0;  // guidance branch: 0 conditional, 1 unconditional, ...
+  int step = 0;  // -1: the text tower, before the first
   int layer = 0;
+  int evaluation = 0;  // generation tower: index of the guidance evaluation
+  int branch = 0;      // text tower: index of the prompt
   AttentionRole role = AttentionRole::gen;
   std::string method;          // preset name
   std::string implementation;  // what the backend ran
@@ -75,17 +79,15 @@ class Attention {
   // Selects the layout of a logical step; every evaluation of the step uses it. A strategy without
   // a schedule needs no step.
   void begin_step(int step, int num_steps);
-  void begin_branch(int branch) { branch_ = branch; }
-  int branch() const { return branch_; }
 
   // For warm-up: this layout, whatever the step. What it selected is forgotten at the next step.
   void begin_layout(int layout);
-  // Runs `evaluation` or, where the backend has one, a recording of an equal one: of the same
-  // `key`, layout and branch. The dispatch records are the same. Whatever the key stands for must
-  // stay where it is until Backend::forget_replays(). Runs it plainly where ranks share the
-  // sequence, and under strategies that choose on the host when to select or whose records are read
-  // back from the device.
-  void replay(const std::string& key, const std::function<void()>& evaluation);
+  // Runs `work` or, where the backend has one, a recording of equal work: of the same `key` and
+  // layout. The dispatch records are the same. Whatever the key stands for must stay where it is
+  // until Backend::forget_replays(). Runs it plainly where ranks share the sequence, and under
+  // strategies that choose on the host when to select or whose records are read back from the
+  // device.
+  void replay(const std::string& key, const std::function<void()>& work);
 
   // Control streams of equal length at the front of the sequence that are attended one by one: at
   // sites of role gen_multi_control stream i and everything behind the streams read [text, stream
@@ -106,8 +108,15 @@ class Attention {
   // [part.count, H, D]. Parts in order.
   View output(AttentionInputs& inputs, const RowRange& part);
 
-  // The text tower, causal and whole on each rank: out, q [Sq, H, D]; k, v [Skv, KV, D].
-  void run_text(Arena& arena, MutView out, View q, View k, View v, int layer);
+  // What one call reads and writes: out, q [Sq, H, D]; k, v [Skv, KV, D], of which the first `text`
+  // rows belong to the text.
+  struct Operands {
+    MutView out;
+    View q, k, v;
+    int64_t text = 0;
+  };
+  // The text tower, causal and whole on each rank; `branch` is the prompt's index.
+  void run_text(Arena& arena, const Operands& operands, int layer, int branch);
 
   Backend& backend() const { return backend_; }
   const Sequence& sequence() const { return sequence_; }
@@ -125,13 +134,11 @@ class Attention {
   const std::vector<DispatchRecord>& records() const { return records_; }
 
  private:
-  void attend(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-              const AttentionSite& site);
-  void attend_controls(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-                       const AttentionSite& site);
-  // One call of the method: `pass` of `passes` over parts of the sequence, laid out as `sequence`.
-  void attend_once(Arena& arena, MutView out, View q, View k, View v, int64_t text,
-                   const AttentionSite& site, const Sequence& sequence, int pass, int passes);
+  void attend(Arena& arena, const Operands& operands, const AttentionSite& site);
+  void attend_controls(Arena& arena, const Operands& operands, const AttentionSite& site);
+  // One call of the method: `pass` over a part of the sequence, laid out as `sequence`.
+  void attend_once(Arena& arena, const Operands& operands, const AttentionSite& site,
+                   const Sequence& sequence, int pass);
   AttentionInputs shared_inputs(Arena& arena, int64_t heads, View und_k, View und_v);
   bool is_shared() const;
   AttentionMoment moment() const;
@@ -143,7 +150,6 @@ class Attention {
   float scale_;
   Communicator* cp_;
   std::optional<AttentionMoment> moment_;  // none before the first step of a schedule
-  int branch_ = 0;
   bool warming_up_ = false;
   std::vector<float> control_weights_;
   SelectionCache selections_;

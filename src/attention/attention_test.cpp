@@ -201,15 +201,14 @@ TEST_F(AttentionFacade, RecordsWhatRan) {
   Attention attention(*backend_, strategy, data.shape.sequence, 16);
   attention.set_recording(true);
   attention.begin_step(3, 10);
-  attention.begin_branch(1);
-  call(attention, arena_, data, {2, AttentionRole::gen});
+  call(attention, arena_, data, {2, AttentionRole::gen, 1});
   call(attention, arena_, data, {2, AttentionRole::gen_multi_control});
   backend_->set_profiling(true);
   call(attention, arena_, data, {2, AttentionRole::gen});
   ASSERT_EQ(attention.records().size(), 3u);
   const DispatchRecord& sparse = attention.records()[0];
   EXPECT_EQ(sparse.step, 3);
-  EXPECT_EQ(sparse.branch, 1);
+  EXPECT_EQ(sparse.evaluation, 1);
   EXPECT_EQ(sparse.layer, 2);
   EXPECT_EQ(sparse.role, AttentionRole::gen);
   EXPECT_EQ(sparse.method, "cosmos3.gen");
@@ -268,16 +267,16 @@ class Reuse : public AttentionFacade {
   }
 };
 
-TEST_F(Reuse, SelectsEveryThirdStepPerLayerAndBranch) {
+TEST_F(Reuse, SelectsEveryThirdStepPerLayerAndEvaluation) {
   const AttentionStrategy strategy = gen_by(reusing(3));
   const CallData data(video());
   Attention attention(*backend_, strategy, data.shape.sequence, 16);
   for (int step = 0; step < 7; ++step) {
     attention.begin_step(step, 7);
     const int64_t before = selections();
-    for (int branch : {0, 1}) {
-      attention.begin_branch(branch);
-      for (int layer : {0, 3}) call(attention, arena_, data, {layer, AttentionRole::gen});
+    for (int evaluation : {0, 1}) {
+      for (int layer : {0, 3})
+        call(attention, arena_, data, {layer, AttentionRole::gen, evaluation});
     }
     EXPECT_EQ(selections() - before, step % 3 == 0 ? 4 : 0) << step;
   }
@@ -332,7 +331,7 @@ TEST_F(Reuse, WarmUpAndPhasesStartAfresh) {
   EXPECT_EQ(counts, (std::vector<int64_t>{1, 0, 1, 0}));
 }
 
-// A window is built once per branch and serves all layers and steps.
+// A window is built once per evaluation and serves all layers and steps.
 TEST_F(Reuse, WindowsAreBuiltOnce) {
   const AttentionStrategy strategy =
       gen_by(block_sparse(R"({"name": "sliding_tile", "config": {"window": [1, 1, 1]}})"));
@@ -408,25 +407,24 @@ TEST_F(AttentionFacade, ReplaysAreRecordedLikeRuns) {
     int runs = 0;
     for (int step = 0; step < 5; ++step) {
       attention.begin_step(step, 5);
-      for (int branch = 0; branch < 2; ++branch) {
-        attention.begin_branch(branch);
-        const auto evaluation = [&] {
+      for (int evaluation = 0; evaluation < 2; ++evaluation) {
+        const auto work = [&] {
           ++runs;
           Arena arena = Arena::measuring(DeviceKind::cpu);
           for (int layer = 0; layer < 2; ++layer) {
             generate(attention, arena, data.q.view, data.k.view, data.v.view, data.und_k.view,
-                     data.und_v.view, {layer, AttentionRole::gen});
+                     data.und_v.view, {layer, AttentionRole::gen, evaluation});
           }
         };
         if (replays)
-          attention.replay("evaluation", evaluation);
+          attention.replay(concat("evaluation ", evaluation), work);
         else
-          evaluation();
+          work();
       }
     }
     std::vector<std::string> lines;
     for (const DispatchRecord& r : attention.records()) {
-      lines.push_back(concat(r.step, " ", r.branch, " ", r.layer, " ", r.method, " ",
+      lines.push_back(concat(r.step, " ", r.evaluation, " ", r.layer, " ", r.method, " ",
                              r.implementation, " ", r.kept_blocks, " ", r.all_blocks));
     }
     return std::pair{runs, lines};
@@ -437,7 +435,7 @@ TEST_F(AttentionFacade, ReplaysAreRecordedLikeRuns) {
     Replaying recording;
     const auto want = drive(plain, strategy, false), got = drive(recording, strategy, true);
     EXPECT_EQ(want.first, 10);
-    EXPECT_EQ(got.first, 4) << method;  // two of each branch
+    EXPECT_EQ(got.first, 4) << method;  // two of each evaluation
     EXPECT_EQ(got.second, want.second) << method;
     for (const auto& [op, stats] : plain.stats()) {
       EXPECT_EQ(recording.stats().at(op).calls, stats.calls) << op;

@@ -27,6 +27,7 @@ struct AttentionCall {
   Backend& backend;
   Arena& arena;                // lists that live for one call
   SelectionCache& selections;  // lists that live longer
+  int pass = 0;                // of an evaluation that attends its controls one by one
 };
 
 struct PlannedAttention {

@@ -15,7 +15,7 @@ BlockMask Selection::mask(int64_t block_q, int64_t block_k) const {
 SelectionCache::Entry& SelectionCache::open(const AttentionCall& call,
                                             const AttentionMethod& method, int layer,
                                             const Shape& shape) {
-  Entry& entry = entries_[{&method, layer, call.moment.branch}];
+  Entry& entry = entries_[{&method, layer, call.site.evaluation, call.pass}];
   const bool fits = entry.indices && entry.selection.indices.shape == shape &&
                     entry.queries == call.q.dim(0) && entry.keys == call.k.dim(0) &&
                     entry.text == call.text;

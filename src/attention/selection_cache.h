@@ -18,7 +18,6 @@ struct AttentionMoment {
   int layout = 0;
   int step = 0;           // logical step
   int step_in_phase = 0;  // steps since the schedule last changed the layout
-  int branch = 0;         // guidance branch
 };
 
 struct Selection {
@@ -30,16 +29,16 @@ struct Selection {
   BlockMask mask(int64_t block_q, int64_t block_k) const;
 };
 
-// One per request: lists kept longer are keyed by method, layer and branch. Reuse counts from the
-// start of a phase, so all layers select at the same steps. Lists keep their addresses, which
-// recorded steps name, until the lengths change.
+// One per request: lists kept longer are keyed by method, layer, evaluation and pass. Reuse counts
+// from the start of a phase, so all layers select at the same steps. Lists keep their addresses,
+// which recorded steps name, until the lengths change.
 class SelectionCache {
  public:
   // Lists of shape [lists, query blocks, capacity] that hold for `reuse_steps` steps of one phase;
   // for 1 they lie in the call's arena and are always stale.
   Selection& for_steps(const AttentionCall& call, const AttentionMethod& method, const Shape& shape,
                        int reuse_steps);
-  // Lists that hold for all layers and steps of the branch.
+  // Lists that hold for all layers and steps of the evaluation.
   Selection& for_request(const AttentionCall& call, const AttentionMethod& method,
                          const Shape& shape);
   // What depended on the data must be selected anew.
@@ -57,7 +56,7 @@ class SelectionCache {
               const Shape& shape);
 
   Selection for_call_;
-  std::map<std::tuple<const AttentionMethod*, int, int>, Entry> entries_;
+  std::map<std::tuple<const AttentionMethod*, int, int, int>, Entry> entries_;
 };
 
 }  // namespace orrery

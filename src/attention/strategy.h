@@ -20,10 +20,12 @@ std::string_view name_of(AttentionRole role);  // "cosmos3.und", "cosmos3.gen", 
 // it is causal.
 constexpr bool is_invariant(AttentionRole role) { return role == AttentionRole::und; }
 
-// One attention call site of the model.
+// One attention call site of the model, and for whom it is called.
 struct AttentionSite {
   int layer = 0;
   AttentionRole role = AttentionRole::gen;
+  int evaluation = 0;  // generation tower: index of the guidance evaluation
+  int branch = 0;      // text tower: index of the prompt
 };
 
 // What a model declares: its attention call sites, one per (layer, role).

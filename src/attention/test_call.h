@@ -78,7 +78,7 @@ inline std::vector<float> call(Attention& attention, Arena& arena, const CallDat
   const View q = data.q.view, k = data.k.view, v = data.v.view;
   if (is_invariant(site.role)) {
     const MutView out = arena.make(q.shape, DType::f32);
-    attention.run_text(arena, out, q, k, v, site.layer);
+    attention.run_text(arena, {out, q, k, v}, site.layer, site.branch);
     return floats(out);
   }
   return floats(generate(attention, arena, q, k, v, data.und_k.view, data.und_v.view, site));

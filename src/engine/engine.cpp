@@ -295,10 +295,13 @@ class ChunkFrames {
     carried_.resize(static_cast<size_t>(3 * kept_count_ * plane_));
   }
 
-  void take(View bytes, View frames) {
-    for (int64_t i = 0; i < frames.dim(0); ++i, ++taken_) {
+  void take(const FrameGroup& group) {
+    host_.resize(static_cast<size_t>(group.bytes.numel()));
+    const MutView bytes = make_mut_view(host_.data(), group.bytes.shape, DType::u8);
+    backend_.download(bytes, group.bytes);
+    for (int64_t i = 0; i < bytes.dim(0); ++i, ++taken_) {
       const int64_t kept = taken_ - kept_begin_;
-      if (kept >= 0 && kept < kept_count_) carry(frames.select(0, i), kept);
+      if (kept >= 0 && kept < kept_count_) carry(group.pixels.select(0, i), kept);
       if (taken_ < skipped_ || out_.count == limit_) continue;
       const uint8_t* pixels = bytes.select(0, i).as<uint8_t>();
       out_.rgb.insert(out_.rgb.end(), pixels, pixels + plane_ * 3);
@@ -325,6 +328,7 @@ class ChunkFrames {
   int64_t plane_, limit_;
   int64_t skipped_ = 0, taken_ = 0;
   int64_t kept_begin_ = 0, kept_count_ = 0;
+  std::vector<uint8_t> host_;
   std::vector<float> carried_;
 };
 
@@ -481,8 +485,8 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
                  const ModelWeights::Use vae(*state.weights, Part::vae);
                  if (!wants) return run->decode({});
                  ChunkFrames made(backend, settings, chunk, result.frames);
-                 run->decode([&](View bytes, View frames) {
-                   made.take(bytes, frames);
+                 run->decode([&](const FrameGroup& group) {
+                   made.take(group);
                    stages.report(made.taken());
                  });
                  carried = made.carried();
@@ -510,6 +514,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
         FloatTensor{{settings.action->chunk, settings.action->raw_width}, std::move(action)};
   }
   record.dispatch = run->dispatch();
+  record.evaluations = run->evaluation_names();
   record.load = state.weights->load_time();
   record.device_memory = backend.memory();
   record.warm_up = warm_up_json(warm_up, state.strategy);

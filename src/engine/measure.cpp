@@ -135,7 +135,7 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
   stage("start", chunks, [&] { run.start(nullptr, false, {}); });
   stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
   count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
-  stage("decode", chunks, [&] { run.decode([](View, View) {}); });
+  stage("decode", chunks, [&] { run.decode([](const FrameGroup&) {}); });
   if (settings.sound_frames > 0) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());

@@ -140,13 +140,17 @@ Json operations_json(const OpTable& table) {
   return out;
 }
 
-Json dispatch_json(const std::vector<DispatchRecord>& records) {
+// Generation calls name their evaluation, text calls the field of the request that they read.
+Json dispatch_json(const RunRecord& run) {
   Json out = Json::array();
-  for (const DispatchRecord& r : records) {
+  for (const DispatchRecord& r : run.dispatch) {
     Json entry = Json::object();
-    entry.set("step", r.step < 0 ? Json() : Json(r.step))
-        .set("branch", r.branch)
-        .set("layer", r.layer)
+    entry.set("step", r.step < 0 ? Json() : Json(r.step));
+    if (is_invariant(r.role))
+      entry.set("text", r.branch == 0 ? "prompt" : "negative_prompt");
+    else
+      entry.set("evaluation", run.evaluations.at(static_cast<size_t>(r.evaluation)));
+    entry.set("layer", r.layer)
         .set("role", std::string(name_of(r.role)))
         .set("method", r.method)
         .set("implementation", r.implementation)
@@ -290,7 +294,7 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
                            .set("source", record.attention_source)
                            .set("kept_share", kept_share(attention_use(record.dispatch)))
                            .set("warm_up", record.warm_up)
-                           .set("dispatch", dispatch_json(record.dispatch)));
+                           .set("dispatch", dispatch_json(record)));
   if (!record.operations.empty()) out.set("operations", operations_json(record.operations));
   return out;
 }

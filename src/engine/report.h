@@ -38,6 +38,7 @@ struct RunRecord {
   std::string attention_source;
   Json warm_up;
   std::vector<DispatchRecord> dispatch;
+  std::vector<std::string> evaluations;  // names, by the index in `dispatch`
   std::vector<LoraFile> lora;
   std::string guardrail;  // verdict, as guardrail.h words it
 };

@@ -1,6 +1,7 @@
 #include "engine/run.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/error.h"
@@ -91,7 +92,11 @@ std::vector<Transformer::Prompt> Run::prompts() {
 }
 
 void Run::read_text() {
-  with_text([&] { networks_.transformer.prefill(arena_, prompts(), attention_); });
+  with_text([&] {
+    Transformer& transformer = networks_.transformer;
+    Transformer::TextPass(transformer, arena_, prompts(), attention_)
+        .advance_to(transformer.last_layer());
+  });
   text_waits_ = false;
 }
 
@@ -261,16 +266,26 @@ std::vector<Transformer::Evaluation> Run::evaluations_of(std::span<const size_t>
   return evaluations;
 }
 
+std::vector<std::span<const size_t>> Run::passes_of(std::span<const size_t> contexts) {
+  const size_t at_once =
+      networks_.transformer.stacks(evaluations_of(contexts)) ? contexts.size() : 1;
+  std::vector<std::span<const size_t>> passes;
+  for (size_t n = 0; n < contexts.size(); n += at_once)
+    passes.push_back(contexts.subspan(n, at_once));
+  return passes;
+}
+
 void Run::evaluate(std::span<const size_t> contexts, bool may_replay) {
-  Attention& attention = attention_of(contexts_[contexts.front()]);
-  attention.begin_branch(static_cast<int>(contexts.front()));
+  Transformer& transformer = networks_.transformer;
   const auto evaluation = [&] {
-    networks_.transformer.velocities(arena_, evaluations_of(contexts), time_.view, {});
+    Transformer::GenPass pass(transformer, arena_, evaluations_of(contexts), time_.view);
+    pass.advance_to(transformer.last_layer());
+    pass.finish();
   };
   std::string key = "contexts";
   for (size_t c : contexts) key += concat(" ", c);
   if (may_replay && replays_)
-    attention.replay(key, evaluation);
+    attention_of(contexts_[contexts.front()]).replay(key, evaluation);
   else
     evaluation();
 }
@@ -278,9 +293,20 @@ void Run::evaluate(std::span<const size_t> contexts, bool may_replay) {
 void Run::evaluate_with_text(std::span<const size_t> contexts) {
   Transformer& transformer = networks_.transformer;
   with_text([&] {
+    const Arena::Scope scope(arena_);
     Transformer::TextPass text(transformer, arena_, prompts(), attention_);
-    transformer.velocities(arena_, evaluations_of(contexts), time_.view,
-                           [&](int layer) { text.advance_to(layer); });
+    std::vector<std::unique_ptr<Transformer::GenPass>> passes;
+    for (std::span<const size_t> together : passes_of(contexts)) {
+      passes.push_back(std::make_unique<Transformer::GenPass>(
+          transformer, arena_, evaluations_of(together), time_.view));
+    }
+    for (int layer = 0; layer <= transformer.last_layer(); ++layer) {
+      text.advance_to(layer);
+      for (const auto& pass : passes) pass->advance_to(layer);
+    }
+    for (const auto& pass : passes) pass->finish();
+    // Passes end in the reverse order of their beginning.
+    while (!passes.empty()) passes.pop_back();
   });
   text_waits_ = false;
 }
@@ -339,11 +365,7 @@ void Run::step(int i, NormalGenerator* noise) {
   if (text_waits_) {
     evaluate_with_text(counted);
   } else {
-    const bool stacks = networks_.transformer.stacks(evaluations_of(counted));
-    const size_t at_once = stacks ? counted.size() : 1;
-    for (size_t n = 0; n < counted.size(); n += at_once) {
-      evaluate(std::span(counted).subspan(n, at_once), true);
-    }
+    for (std::span<const size_t> together : passes_of(counted)) evaluate(together, true);
   }
   share_velocities(counts);
   for (Stream* stream : {&vision_, &sound_, &action_}) {
@@ -397,37 +419,54 @@ float Run::lowest_of_ranks(float value) const {
   return *std::min_element(values.begin(), values.end());
 }
 
-// Runs the step again with a probe after every layer: slow, but it happens once, before giving up.
-// Ranks that share the run evaluate in step, whatever each has found.
-void Run::name_non_finite(int i, float timestep) {
+float Run::first_non_finite(size_t context) {
   Transformer& transformer = networks_.transformer;
-  const int64_t layers = transformer.config().num_hidden_layers;
+  const int layers = transformer.last_layer() + 1;
+  float first = INFINITY;
+  const auto look = [&](int place, View hidden) {
+    if (first == INFINITY && !backend_.all_finite(hidden)) first = static_cast<float>(place);
+  };
+  const Context& of = contexts_[context];
+  with_text([&] {
+    UndCache unused;
+    const Transformer::Prompt prompt{static_cast<int>(of.branch), branches_[of.branch].ids,
+                                     &unused};
+    Transformer::TextPass pass(transformer, arena_, {&prompt, 1}, attention_,
+                               Transformer::LastTextLayer::whole);
+    for (int layer = 0; layer < layers; ++layer) {
+      pass.advance_to(layer);
+      look(layer, pass.hidden(0));
+    }
+  });
+  const std::array<size_t, 1> alone{context};
+  Transformer::GenPass pass(transformer, arena_, evaluations_of(alone), time_.view);
+  for (int layer = 0; layer < layers; ++layer) {
+    pass.advance_to(layer);
+    // Padding holds anything.
+    look(layers + layer, pass.hidden(0).slice(0, 0, attention_of(of).share().rows));
+  }
+  return first;
+}
+
+// Runs the step again and looks at every layer: slow, but it happens once, before giving up. Ranks
+// that share the run evaluate in step, whatever each has found.
+void Run::name_non_finite(int i, float timestep) {
+  const Transformer& transformer = networks_.transformer;
+  const int layers = transformer.last_layer() + 1;
   // Context, tower and layer as one number, in the order they run.
   float first = INFINITY;
-  size_t context = 0;
-  transformer.set_probe([&](Tower tower, int layer, View hidden) {
-    if (first != INFINITY) return;
-    // Padding holds anything.
-    if (tower == Tower::gen)
-      hidden = hidden.slice(0, 0, attention_of(contexts_[context]).share().rows);
-    if (backend_.all_finite(hidden)) return;
-    const int64_t place = static_cast<int64_t>(context) * 2 + (tower == Tower::gen ? 1 : 0);
-    first = static_cast<float>(place * layers + layer);
-  });
-  for (context = 0; context < contexts_.size(); ++context) {
-    if ((context > 0 && contexts_[context].factor == 0) || !is_mine(context)) continue;
-    with_text(
-        [&] { transformer.prefill(arena_, branches_[contexts_[context].branch].ids, attention_); });
-    evaluate({&context, 1}, false);
+  for (size_t c = 0; c < contexts_.size(); ++c) {
+    if ((c > 0 && contexts_[c].factor == 0) || !is_mine(c)) continue;
+    first = std::min(first,
+                     static_cast<float>(2 * layers) * static_cast<float>(c) + first_non_finite(c));
   }
-  transformer.set_probe({});
   first = lowest_of_ranks(first);
   std::string where = "the output head or the guidance sum";
   if (first != INFINITY) {
-    const auto code = static_cast<int64_t>(first);
-    where =
-        concat("layer ", code % layers, " of the ", code / layers % 2 == 0 ? "text" : "generation",
-               " tower, ", contexts_[static_cast<size_t>(code / layers / 2)].name, " branch");
+    const auto place = static_cast<int>(first);
+    where = concat("layer ", place % layers, " of the ",
+                   place / layers % 2 == 0 ? "text" : "generation", " tower, ",
+                   contexts_[static_cast<size_t>(place / layers / 2)].name, " branch");
   }
   fail(ErrorKind::numeric, "step ", i, " (timestep ", timestep,
        "): the velocity is not finite; first seen after ", where,
@@ -435,17 +474,9 @@ void Run::name_non_finite(int i, float timestep) {
        "; nothing was written");
 }
 
-void Run::decode(const FrameSink& sink) {
+void Run::decode(const Vae::FrameSink& sink) {
   backend_.forget_replays();  // they hold on to the backend's scratch memory
-  std::vector<uint8_t> host;
-  const auto deliver = [&](View frames, View bytes) {
-    host.resize(static_cast<size_t>(bytes.numel()));
-    const MutView copy = make_mut_view(host.data(), bytes.shape, DType::u8);
-    backend_.download(copy, bytes);
-    sink(copy, frames);
-  };
-  networks_.vae.decode(arena_, vision_.sample.view, tiling_,
-                       sink ? Vae::FrameSink(deliver) : Vae::FrameSink(), everyone());
+  networks_.vae.decode(arena_, vision_.sample.view, tiling_, sink, everyone());
 }
 
 bool Run::shares_decode() const {
@@ -487,6 +518,12 @@ std::vector<DispatchRecord> Run::dispatch() const {
     records.insert(records.end(), plain.begin(), plain.end());
   }
   return records;
+}
+
+std::vector<std::string> Run::evaluation_names() const {
+  std::vector<std::string> names;
+  for (const Context& context : contexts_) names.emplace_back(context.name);
+  return names;
 }
 
 void Run::set_recording(bool on) {

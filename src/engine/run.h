@@ -67,11 +67,9 @@ class Run {
   // One denoising step: every branch, guidance, solver. Throws Error{numeric} naming step and layer
   // when a velocity is not finite.
   void step(int i, NormalGenerator* noise);
-  // Frames in order: `bytes` u8 [n, H, W, 3] in host memory and the same as f32 in [-1, 1] on the
-  // backend, both valid during the call. A dry run does not call `sink`.
-  using FrameSink = std::function<void(View bytes, View frames)>;
-  // Of all ranks when they share it; an empty sink then only helps the others.
-  void decode(const FrameSink& sink);
+  // Frames in order; a dry run does not call `sink`. Of all ranks when they share it: an empty sink
+  // then only helps the others.
+  void decode(const Vae::FrameSink& sink);
   bool shares_decode() const;
   // [channels, samples]: whole latent frames of sound. Empty without sound.
   std::vector<std::vector<float>> decode_sound();
@@ -85,12 +83,14 @@ class Run {
   // Whether dispatch() will list the attention calls made from here on.
   void set_recording(bool on);
   std::vector<DispatchRecord> dispatch() const;
+  // Of the guidance evaluations, by their index in the dispatch records.
+  std::vector<std::string> evaluation_names() const;
 
  private:
   // One evaluation of the guidance.
   struct Context {
     const char* name = "";
-    size_t branch = 0;
+    size_t branch = 0;  // index of its prompt
     bool sees_controls = true;
     double factor = 0;  // of this step; 0: not evaluated
     GenRope rope;
@@ -123,8 +123,13 @@ class Run {
   void set_timestep(float timestep);
   Transformer::Evaluation evaluation_of(size_t context);
   std::vector<Transformer::Evaluation> evaluations_of(std::span<const size_t> contexts);
+  // Groups of contexts that one GenPass evaluates.
+  std::vector<std::span<const size_t>> passes_of(std::span<const size_t> contexts);
   void evaluate(std::span<const size_t> contexts, bool may_replay);
   void evaluate_with_text(std::span<const size_t> contexts);
+  // The first layer of a context after which a value is not finite, counted through both towers
+  // (generation behind text); infinite: none.
+  float first_non_finite(size_t context);
   Communicator* everyone() const { return groups_ != nullptr ? groups_->everyone() : nullptr; }
   float lowest_of_ranks(float value) const;
   void require_finite(int step, float timestep);

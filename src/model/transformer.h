@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -47,7 +46,6 @@ struct GenInput {
   View action;                     // f32 [Ta, action_dim] or empty
   std::vector<bool> action_noisy;  // per action token
   int64_t action_domain = 0;
-  float timestep = 0;  // the scheduler's, 0 .. 1000
 };
 
 // Velocities, f32, same shapes as the inputs. Conditioned frames and tokens are exactly 0.
@@ -69,7 +67,7 @@ class Transformer {
   DType dtype() const { return dtype_; }
   Backend& backend() const { return backend_; }
 
-  // The tensor list. prefill() needs the text tower, velocity() the generation's only.
+  // The tensor list. A TextPass needs the text tower, a GenPass the generation's only.
   void visit_und(WeightVisitor& visitor);
   void visit_gen(WeightVisitor& visitor);
   // The same in parts: one layer of a tower, and what is not in its layers.
@@ -83,65 +81,79 @@ class Transformer {
   // Stored tensors that generation never reads.
   static bool is_unused(std::string_view name);
 
+  int last_layer() const { return static_cast<int>(config_.num_hidden_layers) - 1; }
+
   // One prompt for the text tower; its cache is allocated by the backend.
   struct Prompt {
-    int branch = 0;  // of the guidance
+    int branch = 0;  // index of the prompt
     std::span<const int64_t> ids;
     UndCache* cache = nullptr;
   };
-  // The text tower's way through its layers, all prompts side by side. Holds memory of the arena.
+  // Nothing reads the last text layer beyond its keys and values; checks want its states as well.
+  enum class LastTextLayer : uint8_t { keys_and_values, whole };
+  // The text tower's way through its layers, all prompts side by side. Its memory of the arena is
+  // free again when it ends: passes over one arena end in the reverse order of their beginning.
   class TextPass {
    public:
     TextPass(Transformer& transformer, Arena& arena, std::span<const Prompt> prompts,
-             Attention& attention);
+             Attention& attention, LastTextLayer last = LastTextLayer::keys_and_values);
     ~TextPass();
     // Up to and including this layer; its keys and values are there afterwards.
     void advance_to(int layer);
+    // Hidden states [tokens, H] of a prompt after the layer that was last advanced to.
+    View hidden(size_t prompt) const;
 
    private:
     struct State;
     std::unique_ptr<State> state_;
   };
-  // All layers.
-  void prefill(Arena& arena, std::span<const Prompt> prompts, Attention& attention);
-  UndCache prefill(Arena& arena, std::span<const int64_t> ids, Attention& attention);
 
   // The generation stream of one request; sizes from latents [C, T, h, w].
   std::array<int64_t, 3> token_grid(int64_t frames, int64_t h, int64_t w) const;
   // `positions` of the whole sequence, raster order.
   GenRope make_rope(const Positions& positions, const Attention& attention);
 
-  // One evaluation. `attention` knows the step and the sequence. In a group that shares the
-  // sequence every rank brings the same inputs and gets the whole outputs.
-  void velocity(Arena& arena, const GenOutput& out, const GenInput& in, const UndCache& und,
-                const GenRope& rope, Attention& attention);
-  // One of several evaluations of the same timestep.
+  // The timestep (0 to 1000) as the network reads it: out [H], f32 or the activations' type.
+  // Computed in f32, whatever the type of the weights.
+  void embed_time(Arena& arena, MutView out, float timestep);
+
+  // One evaluation of the network for one step.
   struct Evaluation {
-    int branch = 0;  // of the guidance
+    int index = 0;  // of the guidance evaluation
     GenOutput out;
     GenInput in;
     const UndCache* und = nullptr;
     const GenRope* rope = nullptr;
-    Attention* attention = nullptr;
+    Attention* attention = nullptr;  // knows the step and the sequence
   };
-  // Whether velocities() stacks these: their rows lie below each other and go through projections
-  // and MLP as one. For sequences too short to fill a device by themselves.
+  // Whether one GenPass takes these together: their rows lie below each other and go through
+  // projections and MLP as one. For sequences too short to fill a device by themselves.
   bool stacks(std::span<const Evaluation> evaluations) const;
-  // All of them, layer by layer; before_layer(i) comes ahead of layer i. `time` [H] as embed_time()
-  // makes it, in place of the inputs' timestep: without before_layer no host memory is read, so
-  // that a backend may replay it.
-  void velocities(Arena& arena, std::span<const Evaluation> evaluations, View time,
-                  const std::function<void(int layer)>& before_layer);
-  // out [H], in the activations' type.
-  void embed_time(Arena& arena, MutView out, float timestep);
 
-  // Called after each layer with the tower's hidden states [tokens, H], of generation this rank's
-  // rows with padding; for tests and for naming the layer where a value stopped being finite.
-  using Probe = std::function<void(Tower, int layer, View hidden)>;
-  void set_probe(Probe probe) { probe_ = std::move(probe); }
+  // The generation tower's way through its layers, the twin of TextPass: one evaluation, or several
+  // that stack. In a group that shares the sequence every rank brings the same inputs and gets the
+  // whole outputs. No call reads host memory, so that a backend may replay the pass. Its memory of
+  // the arena is free again when it ends, as that of a TextPass.
+  class GenPass {
+   public:
+    // Embeds the inputs. `time` [H] as embed_time() makes it, in the activations' type. What the
+    // evaluations name outlives the pass.
+    GenPass(Transformer& transformer, Arena& arena, std::span<const Evaluation> evaluations,
+            View time);
+    ~GenPass();
+    // Up to and including this layer, which needs the text's keys and values of the same layer.
+    void advance_to(int layer);
+    // Hidden states [padded rows of this rank, H] of an evaluation after the layer that was last
+    // advanced to, before all layers those of the embedding.
+    MutView hidden(size_t evaluation) const;
+    // The final norm and the heads, applied to the hidden states as they are now: writes the
+    // outputs of every evaluation.
+    void finish();
 
-  // The timestep embedding [1, H] in f32 (section 4.1).
-  void embed_timestep(Arena& arena, MutView out, float timestep);
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
 
  private:
   void embed(Arena& arena, MutView x, const GenInput& in, View time, const Sequence& sequence);
@@ -152,10 +164,6 @@ class Transformer {
                   const Attention& attention);
   View head_rows(Arena& arena, const GenOutput& out, const GenInput& in, View x,
                  const Attention& attention);
-  void gen_layer(Arena& arena, int layer, MutView x, std::span<const Evaluation> evaluations);
-  struct Text;
-  Text start_text(Arena& arena, const Prompt& prompt);
-  void und_layer(Arena& arena, int layer, Text& text, Attention& attention);
   // The weights of a layer, in place for the calls that follow.
   const TowerLayer& layer_of(Tower tower, int layer);
   Norm norm() const;
@@ -165,7 +173,6 @@ class Transformer {
   DType dtype_;
   std::unique_ptr<TransformerWeights> weights_;
   std::array<LayerStream*, 2> streams_{};  // by tower
-  Probe probe_;
 };
 
 }  // namespace orrery

@@ -62,11 +62,11 @@ TEST(Transformer, TimestepsAreEmbeddedInF32WithHalfPrecisionWeights) {
   ASSERT_EQ(embedder.first.weights.size(), 1u);
 
   const int64_t width = model.config().hidden_size;
-  const Tensor out = backend->allocate_tensor({1, width}, DType::f32);
+  const Tensor out = backend->allocate_tensor({width}, DType::f32);
   Arena arena(backend->allocate(size_t{1} << 20));
   std::vector<std::vector<float>> found;
   for (float timestep : {999.0f, 998.0f}) {
-    model.embed_timestep(arena, out.view, timestep);
+    model.embed_time(arena, out.view, timestep);
     found.emplace_back(out.view.as<float>(), out.view.as<float>() + width);
     const std::vector<double> want = embedding(embedder, timestep * model.config().timestep_scale);
     double difference = 0, size = 0;

@@ -353,7 +353,7 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
     backend_.to_bytes(bytes, pixels);
     if (backend_.is_dry()) return;
     at += frames;
-    sink(pixels, bytes);
+    sink({pixels, bytes});
   };
   if (tiled) {
     // All frames of the picture at once are too many for one conversion buffer.

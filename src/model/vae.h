@@ -56,6 +56,13 @@ struct VaeOptions {
   int64_t upsample_bytes = int64_t{512} << 20;
 };
 
+// Decoded frames that follow each other, on the backend; the views are valid during the call that
+// hands them over.
+struct FrameGroup {
+  View pixels;  // f32 [frames, H, W, 3], clamped to [-1, 1]
+  View bytes;   // u8, the same in [0, 255]
+};
+
 struct VaeWeights;
 struct DoublingWeights;
 
@@ -76,14 +83,13 @@ class Vae {
               bool raw = false);
 
   // latents [z, T, h, w] f32 normalised, contiguous, on the backend. Each finished group of frames
-  // is handed to `sink` in order, on the backend: `frames` f32 [frames, H, W, 3] clamped to [-1,
-  // 1], `bytes` u8 the same in [0, 255]; the views are valid during the call only. A tiled decode
-  // hands over nothing before the last tile is done. A dry run does not call `sink`. Throws
-  // Error{numeric} naming the latent or the frame that is not finite.
+  // is handed to `sink` in order. A tiled decode hands over nothing before the last tile is done. A
+  // dry run does not call `sink`. Throws Error{numeric} naming the latent or the frame that is not
+  // finite.
   //
   // `ranks`: a group that decodes the same latents together, each rank some rows: every rank calls,
   // and one without a `sink` only helps. When shares_decode() says no, a call decodes by itself.
-  using FrameSink = std::function<void(View frames, View bytes)>;
+  using FrameSink = std::function<void(const FrameGroup&)>;
   void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink,
               Communicator* ranks = nullptr);
   // Whether latents of this size are decoded by all ranks: whole frames of as many rows or more.

@@ -165,7 +165,8 @@ class Bench {
   Values decode(const Clip& latents, const VaeTiling& tiling = {}) {
     Values video;
     in_arena([&](Vae& vae, Arena& arena) {
-      vae.decode(arena, latents.view(), tiling, [&](View frames, View) {
+      vae.decode(arena, latents.view(), tiling, [&](const FrameGroup& group) {
+        const View& frames = group.pixels;
         EXPECT_TRUE(frames.contiguous());
         EXPECT_EQ(frames.device, DeviceKind::cpu);
         video.insert(video.end(), frames.as<float>(), frames.as<float>() + frames.numel());
@@ -214,7 +215,8 @@ Values decode_together(int ranks, const VaeConfig& config, const VaeOptions& opt
     Arena arena(backend->allocate(peak));
     const MeshGroups groups = make_groups(world, mesh, rank);
     EXPECT_TRUE(vae.shares_decode(latents.shape[2], latents.shape[3], {}, groups.everyone()));
-    const Vae::FrameSink sink = [&](View frames, View) {
+    const Vae::FrameSink sink = [&](const FrameGroup& group) {
+      const View& frames = group.pixels;
       video.insert(video.end(), frames.as<float>(), frames.as<float>() + frames.numel());
     };
     vae.decode(arena, latents.view(), {}, rank == 0 ? sink : Vae::FrameSink(), groups.everyone());
@@ -395,7 +397,7 @@ TEST(Vae, ArenaTooSmallIsRefused) {
   bench.decode(latents);
   Arena arena(bench.backend().allocate(bench.last_peak() - 256));
   expect_error(ErrorKind::out_of_memory, {"arena"},
-               [&] { bench.vae().decode(arena, latents.view(), {}, [](View, View) {}); });
+               [&] { bench.vae().decode(arena, latents.view(), {}, [](const FrameGroup&) {}); });
 }
 
 // B46

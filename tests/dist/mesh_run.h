@@ -139,7 +139,6 @@ inline MeshOutputs evaluate(Backend& backend, DType dtype, const MakeWeights& we
       model.token_grid(inputs.latent_shape[1], inputs.latent_shape[2], inputs.latent_shape[3]);
   GenInput in;
   in.target = {latent.view, inputs.noisy};
-  in.timestep = 437;
   const Tensor vision_out = backend.allocate_tensor(inputs.latent_shape, DType::f32);
   GenOutput out{vision_out.view, {}, {}};
   const auto text = static_cast<int64_t>(inputs.ids.size());
@@ -164,13 +163,20 @@ inline MeshOutputs evaluate(Backend& backend, DType dtype, const MakeWeights& we
 
   Attention attention(backend, strategy, sequence, config.head_dim, groups.cp.get());
   attention.set_recording(true);
-  const UndCache und = model.prefill(arena, inputs.ids, attention);
+  UndCache und;
+  const Transformer::Prompt prompt{0, inputs.ids, &und};
+  Transformer::TextPass(model, arena, {&prompt, 1}, attention).advance_to(model.last_layer());
   const GenRope rope = model.make_rope(positions, attention);
+  const Tensor time = backend.allocate_tensor({config.hidden_size}, dtype);
+  model.embed_time(arena, time.view, 437);
+  const Transformer::Evaluation evaluation{0, out, in, &und, &rope, &attention};
   MeshOutputs result;
   result.weight_bytes = held.device_bytes();
   for (int step = 0; step < steps; ++step) {
     attention.begin_step(step, steps);
-    model.velocity(arena, out, in, und, rope, attention);
+    Transformer::GenPass pass(model, arena, {&evaluation, 1}, time.view);
+    pass.advance_to(model.last_layer());
+    pass.finish();
     for (const View& view : {View(out.vision), View(out.sound), View(out.action)}) {
       if (!view) continue;
       std::vector<float> values(static_cast<size_t>(view.numel()));

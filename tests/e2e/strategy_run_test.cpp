@@ -139,7 +139,7 @@ std::string dense_to_sparse(int until, double sparsity) {
 }
 
 // The three published recipes on 36 layers: the report of a whole run holds one call for every
-// step, branch and layer, sparse exactly where the schedule says.
+// step, evaluation and layer, sparse exactly where the schedule says.
 TEST(StrategyRun, DispatchFollowsThePublishedRecipes) {
   const std::set<int64_t> kept_dense{1, 2, 15, 30, 31, 32, 33, 34};
   const std::map<std::string, std::function<bool(int64_t, int64_t)>> recipes{
@@ -161,7 +161,7 @@ TEST(StrategyRun, DispatchFollowsThePublishedRecipes) {
       const Result result = engine.generate(deep_request(kSteps, guidance));
       const Json report = Json::parse(result.report, "report").at("attention");
       EXPECT_EQ(report.at("source").as_string(), "runtime");
-      std::set<std::tuple<int64_t, int64_t, int64_t>> seen;
+      std::set<std::tuple<int64_t, std::string, int64_t>> seen;
       int64_t text_calls = 0;
       for (const Json& call : report.at("dispatch").items()) {
         EXPECT_EQ(call.at("implementation").as_string(), "native");
@@ -174,7 +174,7 @@ TEST(StrategyRun, DispatchFollowsThePublishedRecipes) {
         }
         EXPECT_EQ(call.at("role").as_string(), "cosmos3.gen");
         const int64_t step = call.at("step").as_int();
-        EXPECT_TRUE(seen.emplace(step, call.at("branch").as_int(), layer).second);
+        EXPECT_TRUE(seen.emplace(step, call.at("evaluation").as_string(), layer).second);
         const int64_t kept = call.at("kept_blocks").as_int(), all = call.at("all_blocks").as_int();
         if (sparse(step, layer)) {
           EXPECT_LT(kept, all) << "step " << step << " layer " << layer;

@@ -101,7 +101,7 @@ TEST_F(Distilled, RunsItsFixedSteps) {
   for (const Json& call : report.at("attention").at("dispatch").items()) {
     if (call.at("role").as_string() != "cosmos3.gen") continue;
     ++calls;
-    EXPECT_EQ(call.at("branch").as_int(), 0);
+    EXPECT_EQ(call.at("evaluation").as_string(), "conditional");
   }
   EXPECT_EQ(calls, 8 * 4);
 }

@@ -76,7 +76,6 @@ TEST_P(TransformerGolden, OneForward) {
   sequence.grid = model.token_grid(latent_shape[1], latent_shape[2], latent_shape[3]);
   GenInput in;
   in.target = {latent.view, flags(want.integers("noisy_frames"), latent_shape[1])};
-  in.timestep = static_cast<float>(info.at("timestep").as_double());
   if (want.has("sound_latent")) {
     sound = device(*backend, want.floats("sound_latent"), want.shape("sound_latent"));
     in.sound = sound.view;
@@ -116,22 +115,30 @@ TEST_P(TransformerGolden, OneForward) {
     }
   }
 
-  Tensor time = backend->allocate_tensor({1, config.hidden_size}, DType::f32);
-  model.embed_timestep(arena, time.view, in.timestep);
+  const Tensor time = backend->allocate_tensor({config.hidden_size}, DType::f32);
+  model.embed_time(arena, time.view, static_cast<float>(info.at("timestep").as_double()));
   EXPECT_LT(golden::relative_error(host(*backend, time.view), want.floats("time_embed")),
             kTolerance);
 
-  model.set_probe([&](Tower tower, int layer, View hidden) {
-    const std::string name = concat("layer", layer, tower == Tower::und ? ".und" : ".gen");
+  const auto expect_layer = [&](const std::string& name, View hidden) {
     ASSERT_TRUE(want.has(name)) << name;
     EXPECT_LT(golden::relative_error(host(*backend, hidden), want.floats(name)), kTolerance)
         << name;
-  });
+  };
   const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
                                      {AttentionRole::und, AttentionRole::gen}};
   const AttentionStrategy strategy = AttentionStrategy::dense(inventory);
   Attention attention(*backend, strategy, sequence, config.head_dim);
-  const UndCache und = model.prefill(arena, ids, attention);
+  UndCache und;
+  {
+    const Transformer::Prompt prompt{0, ids, &und};
+    Transformer::TextPass pass(model, arena, {&prompt, 1}, attention,
+                               Transformer::LastTextLayer::whole);
+    for (int layer = 0; layer <= model.last_layer(); ++layer) {
+      pass.advance_to(layer);
+      expect_layer(concat("layer", layer, ".und"), pass.hidden(0));
+    }
+  }
   const GenRope rope = model.make_rope(gen, attention);
   attention.begin_step(0, 1);
   const Tensor vision_out = backend->allocate_tensor(latent_shape, DType::f32);
@@ -140,7 +147,13 @@ TEST_P(TransformerGolden, OneForward) {
   if (in.sound) out.sound = (sound_out = backend->allocate_tensor(in.sound.shape, DType::f32)).view;
   if (in.action)
     out.action = (action_out = backend->allocate_tensor(in.action.shape, DType::f32)).view;
-  model.velocity(arena, out, in, und, rope, attention);
+  const Transformer::Evaluation evaluation{0, out, in, &und, &rope, &attention};
+  Transformer::GenPass pass(model, arena, {&evaluation, 1}, time.view);
+  for (int layer = 0; layer <= model.last_layer(); ++layer) {
+    pass.advance_to(layer);
+    expect_layer(concat("layer", layer, ".gen"), pass.hidden(0));
+  }
+  pass.finish();
 
   EXPECT_LT(golden::relative_error(host(*backend, out.vision), want.floats("out.vision")),
             kTolerance);

@@ -62,7 +62,8 @@ class VaeGolden : public testing::Test {
                          config_.scale_factor_spatial;
     std::vector<float> video(static_cast<size_t>(3 * total * area));
     int64_t at = 0;
-    vae_->decode(arena, latents, tiling, [&](View frames, View) {
+    vae_->decode(arena, latents, tiling, [&](const FrameGroup& group) {
+      const View& frames = group.pixels;
       for (int64_t i = 0; i < frames.numel(); ++i) {
         const int64_t pixel = at * area + i / 3;
         video[static_cast<size_t>(i % 3 * total * area + pixel)] = frames.as<float>()[i];
@@ -155,7 +156,8 @@ TEST(VaeGoldenFrames, ShippedCheckpoint) {
     };
     Arena arena(backend->allocate(arena_bytes(config, call({}))));
     std::vector<uint8_t> last;
-    call([&](View, View bytes) {
+    call([&](const FrameGroup& group) {
+      const View& bytes = group.bytes;
       const View frame = bytes.select(0, bytes.dim(0) - 1);
       last.assign(frame.as<uint8_t>(), frame.as<uint8_t>() + frame.numel());
     })(vae, arena);
