@@ -17,11 +17,14 @@
 
 #include "base/error.h"
 #include "base/provenance.h"
+#include "conformance/cases.h"
 #include "cuda/cuda_backend.h"
 
 namespace {
 
 using namespace orrery;
+using conformance::Layout;
+using conformance::Scale;
 
 constexpr int64_t kRows = 44160;
 constexpr int64_t kHidden = 4096;
@@ -113,13 +116,14 @@ class Bench {
              concat(int64_t(count / s / 1e9), " GB/s"));
     });
   }
-  void flops(const std::string& name, double count, const std::function<void()>& fn,
-             const std::function<std::string()>& note = {}) {
+  void flops(const std::string& name, double count, const std::function<Ran()>& fn) {
     if (!wants(name)) return;
     guard(name, [&] {
-      const double s = seconds(fn);
+      const Ran ran = fn();
+      const double s = seconds([&] { fn(); });
       report(name, s * 1e3, "ms", count / matrix_rate_ * 1e3,
-             concat(int64_t(count / s / 1e12), " TFLOP/s", note ? ", " + note() : ""));
+             concat(int64_t(count / s / 1e12), " TFLOP/s", ran.name.empty() ? "" : ", ", ran.name,
+                    ran.note.empty() ? "" : ", ", ran.note));
     });
   }
 
@@ -156,6 +160,22 @@ class Bench {
     std::snprintf(text, sizeof text, "%.5g", value);
     return value > 0 ? text : "null";
   }
+};
+
+// The tensors of a case of the conformance suite, for as long as it is timed.
+class Tensors {
+ public:
+  explicit Tensors(Bench& bench) : bench_(bench) {}
+  conformance::Make make() {
+    return [this](const conformance::Wanted& wanted) {
+      made_.push_back(bench_.random(wanted.shape, wanted.dtype));
+      return made_.back().view;
+    };
+  }
+
+ private:
+  Bench& bench_;
+  std::vector<Tensor> made_;
 };
 
 double size(const Tensor& t) { return double(t.view.bytes()); }
@@ -243,87 +263,54 @@ void row_cases(Bench& bench, Backend& gpu) {
 }
 
 void product_cases(Bench& bench, Backend& gpu) {
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{24576, 4096},
-                             {12288, 4096},
-                             {4096, 12288},
-                             {6144, 4096},
-                             {4096, 4096}}) {
-    const std::string name = concat("linear 44160 x ", k, " x ", n);
+  for (const auto& c : conformance::linear_cases(Scale::device)) {
+    const std::string name = "linear " + c.name;
     if (!bench.wants(name)) continue;
-    const Tensor x = bench.random({kRows, k}), w = bench.random({n, k}),
-                 out = bench.random({kRows, n});
-    bench.flops(name, 2.0 * kRows * double(n) * double(k),
-                [&] { gpu.linear(out.view, x.view, w.view); });
-    if (n == 4096) {
-      LinearOptions options;
-      options.residual = out.view;
-      bench.flops(name + " + residual", 2.0 * kRows * double(n) * double(k),
-                  [&] { gpu.linear(out.view, x.view, w.view, options); });
-    }
+    Tensors tensors(bench);
+    const LinearArgs call = arguments(c, tensors.make());
+    bench.flops(name, c.flops(),
+                [&] { return gpu.linear(call.out, call.x, call.w, call.options); });
   }
-  for (const int64_t rows : {kRows, int64_t{5760}, int64_t{2880}, int64_t{920}, int64_t{512}}) {
-    const std::string name = concat("gated linear ", rows, " x 4096 x 2 x 12288");
+  for (const auto& c : conformance::gated_linear_cases(Scale::device)) {
+    const std::string name = "gated linear " + c.name();
     if (!bench.wants(name)) continue;
-    const Tensor x = bench.random({rows, 4096}), w = bench.random({24576, 4096}),
-                 both = gpu.allocate_tensor({rows, 24576}, DType::bf16),
-                 out = gpu.allocate_tensor({rows, 12288}, DType::bf16);
-    const double count = 2.0 * double(rows) * 4096 * 24576;
-    bench.flops(name, count, [&] { gpu.gated_linear(out.view, x.view, w.view); });
-    bench.flops(name + ", as product and activation", count, [&] {
-      gpu.linear(both.view, x.view, w.view);
-      gpu.activation(out.view, both.view, Activation::silu_gate);
+    Tensors tensors(bench);
+    const GatedLinearArgs call = arguments(c, tensors.make());
+    const Tensor both = gpu.allocate_tensor({c.m, 2 * c.n}, c.dtype);
+    bench.flops(name, c.flops(), [&] { return gpu.gated_linear(call.out, call.x, call.w); });
+    bench.flops(name + ", as product and activation", c.flops(), [&] {
+      const Ran product = gpu.linear(both.view, call.x, call.w);
+      gpu.activation(call.out, both.view, Activation::silu_gate);
+      return product;
     });
-  }
-  if (bench.wants("linear f32")) {
-    const Tensor x = bench.random({8192, 4096}, DType::f32),
-                 w = bench.random({4096, 4096}, DType::f32),
-                 out = gpu.allocate_tensor({8192, 4096}, DType::f32);
-    bench.flops("linear f32 8192 x 4096 x 4096", 2.0 * 8192 * 4096 * 4096,
-                [&] { gpu.linear(out.view, x.view, w.view); });
-  }
-  if (bench.wants("linear relu2")) {
-    const Tensor x = bench.random({kRows, 2048}), w = bench.random({9216, 2048}),
-                 out = gpu.allocate_tensor({kRows, 9216}, DType::bf16);
-    LinearOptions options;
-    options.activation = Activation::relu2;
-    bench.flops("linear relu2 44160 x 2048 x 9216", 2.0 * kRows * 2048 * 9216,
-                [&] { gpu.linear(out.view, x.view, w.view, options); });
   }
 }
 
 void attention_cases(Bench& bench, Backend& gpu) {
-  for (const auto& [sq, skv] :
-       {std::pair<int64_t, int64_t>{kRows, kKeys}, {16384, 16384}, {4096, 4096}}) {
-    const std::string name = concat("attention ", sq, " x ", skv, ", 32/8 heads of 128");
+  for (const auto& c : conformance::attention_cases(Scale::device)) {
+    const std::string name = "attention " + c.name;
     if (!bench.wants(name)) continue;
-    const Tensor q = bench.random({sq, 32, 128}), k = bench.random({skv, 8, 128}),
-                 v = bench.random({skv, 8, 128}),
-                 out = gpu.allocate_tensor({sq, 32, 128}, DType::bf16);
+    Tensors tensors(bench);
+    const auto call = arguments(c, DType::bf16, Layout::contiguous, tensors.make());
     AttentionPlan plan;
-    plan.scale = 1.0f / std::sqrt(128.0f);
+    plan.scale = c.scale();
+    const auto run = [&] { return gpu.attention(call.out, call.q, call.k, call.v, plan); };
+    if (c.d > 128) {  // nobody else runs it
+      bench.flops(name, c.flops(), run);
+      continue;
+    }
     const auto time = [&](const char* implementation) {
       plan.implementation = implementation;
-      return bench.seconds([&] { gpu.attention(out.view, q.view, k.view, v.view, plan); });
+      return bench.seconds([&] { run(); });
     };
     bench.guard(name, [&] {
       // Turn about, so that both see the same clocks.
       const double native = time("native"), cudnn = time("cudnn"), again = time("native"),
-                   cudnn_again = time("cudnn");
-      const double flops = 4.0 * double(sq) * double(skv) * 32 * 128, s = std::min(native, again);
+                   cudnn_again = time("cudnn"), s = std::min(native, again);
       const Bench::Peer peer{"cudnn", std::min(cudnn, cudnn_again) * 1e3};
-      bench.report(name, s * 1e3, "ms", 0, concat(int64_t(flops / s / 1e12), " TFLOP/s"), &peer);
+      bench.report(name, s * 1e3, "ms", 0, concat(int64_t(c.flops() / s / 1e12), " TFLOP/s"),
+                   &peer);
     });
-  }
-  if (bench.wants("attention of the VAE")) {
-    const Tensor q = bench.random({3600, 3, 1024}),
-                 out = gpu.allocate_tensor({3600, 1, 1024}, DType::bf16);
-    const auto part = [&](int64_t i) { return View(q.view).slice(1, i, 1); };
-    AttentionPlan plan;
-    plan.scale = 1.0f / 32;
-    bench.flops(
-        "attention of the VAE 3600 x 1 x 1024", 4.0 * 3600 * 3600 * 1024,
-        [&] { gpu.attention(out.view, part(0), part(1), part(2), plan); },
-        [&] { return gpu.last_attention(); });
   }
   for (DType dtype : {DType::bf16, DType::f32}) {
     const std::string name = concat("select_blocks 44160 x 44672 ", name_of(dtype));
@@ -341,72 +328,34 @@ void attention_cases(Bench& bench, Backend& gpu) {
 }
 
 void convolution_cases(Bench& bench, Backend& gpu) {
-  struct Case {
-    Shape x;
-    int64_t cout;
-    std::array<int64_t, 3> kernel;
-    std::array<int64_t, 3> pad;  // before and after
-  };
-  const Case cases[] = {
-      {{3, 45, 80, 1024}, 1024, {3, 3, 3}, {0, 1, 1}},
-      {{4, 90, 160, 1024}, 1024, {3, 3, 3}, {0, 1, 1}},
-      {{6, 180, 320, 1024}, 1024, {3, 3, 3}, {0, 1, 1}},
-      {{6, 180, 320, 1024}, 512, {3, 3, 3}, {0, 1, 1}},
-      {{6, 360, 640, 512}, 512, {3, 3, 3}, {0, 1, 1}},
-      {{6, 360, 640, 512}, 256, {3, 3, 3}, {0, 1, 1}},
-      {{6, 360, 640, 256}, 256, {3, 3, 3}, {0, 1, 1}},
-      {{6, 360, 640, 256}, 12, {3, 3, 3}, {0, 1, 1}},
-      {{4, 360, 640, 512}, 512, {1, 3, 3}, {0, 1, 1}},
-      {{4, 180, 320, 1024}, 1024, {1, 3, 3}, {0, 1, 1}},
-      {{8, 180, 320, 512}, 2048, {1, 2, 2}, {0, 1, 1}},
-      {{4, 90, 160, 1024}, 4096, {1, 2, 2}, {0, 1, 1}},
-      {{8, 180, 320, 512}, 512, {1, 2, 2}, {0, 1, 1}},
-      {{8, 182, 322, 512}, 2048, {1, 2, 2}, {0, 0, 0}},
-      {{8, 181, 321, 512}, 2048, {1, 2, 2}, {0, 0, 0}},
-      {{8, 180, 320, 512}, 2048, {1, 3, 3}, {0, 1, 1}},
-      {{8, 180, 320, 2048}, 2048, {1, 1, 1}, {0, 0, 0}},
-      {{4, 90, 160, 1024}, 2048, {3, 1, 1}, {0, 0, 0}},
-      {{4, 360, 640, 512}, 256, {1, 1, 1}, {0, 0, 0}},
-  };
-  for (const Case& c : cases) {
-    const std::string name = concat("conv3d ", c.x, " to ", c.cout, " by ", c.kernel[0], "x",
-                                    c.kernel[1], "x", c.kernel[2]);
-    if (!bench.wants(name)) continue;
+  const auto time = [&](const std::string& name, const conformance::ConvCase& c,
+                        const conformance::ConvVariant& variant) {
+    if (!bench.wants(name)) return;
     bench.guard(name, [&] {
-      const Tensor x = bench.random(c.x),
-                   w = bench.random({c.cout, c.x[3], c.kernel[0], c.kernel[1], c.kernel[2]}),
-                   bias = bench.random({c.cout});
-      Shape shape{0, 0, 0, c.cout};
-      for (int d = 0; d < 3; ++d)
-        shape[d] = c.x[d] + 2 * c.pad[size_t(d)] - c.kernel[size_t(d)] + 1;
-      const Tensor out = gpu.allocate_tensor(shape, DType::bf16), residual = bench.random(shape);
-      const Conv3d conv{{1, 1, 1}, {1, 1, 1}, c.pad, c.pad};
-      const double count = 2.0 * double(shape.numel()) * double(w.view.numel() / c.cout);
-      const auto engine = [&] { return cuda::last_convolution(gpu); };
-      bench.flops(
-          name, count, [&] { gpu.conv3d(out.view, x.view, w.view, bias.view, conv); }, engine);
-      if (c.kernel[0] == 3 && c.kernel[1] == 3 && c.cout == c.x[3]) {
-        bench.flops(
-            name + " + residual", count,
-            [&] { gpu.conv3d(out.view, x.view, w.view, bias.view, conv, residual.view); }, engine);
-      }
+      Tensors tensors(bench);
+      const Conv3dArgs call = arguments(c, variant, tensors.make());
+      bench.flops(name, c.flops(), [&] {
+        return gpu.conv3d(call.out, call.x, call.w, call.bias, call.conv, call.residual);
+      });
     });
+  };
+  for (const auto& c : conformance::conv_cases(Scale::device)) {
+    const std::string name = "conv3d " + c.name;
+    const DType dtype = DType::bf16;
+    time(name, c, {dtype, dtype, Layout::contiguous, true});
+    if (c.kernel[0] == 3 && c.kernel[1] == 3 && c.cout == c.x[3])
+      time(name + " + residual", c, {dtype, dtype, Layout::contiguous, true, true});
   }
-  if (bench.wants("conv3d f32")) {
-    const Tensor x = bench.random({6, 90, 160, 256}, DType::f32),
-                 w = bench.random({256, 256, 3, 3, 3}, DType::f32),
-                 out = gpu.allocate_tensor({4, 90, 160, 256}, DType::f32);
-    const Conv3d conv{{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}};
-    bench.flops(
-        "conv3d f32 [6, 90, 160, 256] to 256 by 3x3x3", 2.0 * 4 * 90 * 160 * 256 * 256 * 27,
-        [&] { gpu.conv3d(out.view, x.view, w.view, {}, conv); },
-        [&] { return cuda::last_convolution(gpu).substr(0, 6); });
-  }
+  const conformance::ConvCase full{
+      "", {6, 90, 160, 256}, 256, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}};
+  time("conv3d f32 [6, 90, 160, 256] to 256 by 3x3x3", full, {DType::f32, DType::f32});
   if (bench.wants("conv_transpose1d")) {
     const Tensor x = bench.random({197, 5120}), w = bench.random({5120, 2560, 16}),
                  out = gpu.allocate_tensor({197 * 8, 2560}, DType::bf16);
-    bench.flops("conv_transpose1d 197 x 5120 to 2560, 8x", 2.0 * 197 * 5120 * 2560 * 16,
-                [&] { gpu.conv_transpose1d(out.view, x.view, w.view, {}, 8, 4); });
+    bench.flops("conv_transpose1d 197 x 5120 to 2560, 8x", 2.0 * 197 * 5120 * 2560 * 16, [&] {
+      gpu.conv_transpose1d(out.view, x.view, w.view, {}, 8, 4);
+      return Ran{};
+    });
   }
 }
 

@@ -16,10 +16,14 @@
 #include <random>
 #include <string>
 
+#include "conformance/cases.h"
 #include "cpu/cpu_backend.h"
 
 namespace orrery {
 namespace {
+
+using conformance::Layout;
+using conformance::Scale;
 
 struct Rate {
   double wall = 0, cpu = 0;  // flops per second
@@ -92,46 +96,53 @@ void ceiling_bench(benchmark::State& state) {
   state.counters["n"] = n;
 }
 
-void linear_bench(benchmark::State& state, int64_t m, int64_t n, int64_t k, DType weight) {
-  const Tensor x = random_tensor({m, k}, DType::f32, 1), w = random_tensor({n, k}, weight, 2);
-  Tensor out = backend().allocate_tensor({m, n}, DType::f32);
-  report(state, timed(state, 2.0 * double(m) * double(n) * double(k),
-                      [&] { backend().linear(out.view, x.view, w.view); }));
-}
+// The tensors of a case of the conformance suite, for as long as it is timed.
+class Tensors {
+ public:
+  conformance::Make make() {
+    return [this](const conformance::Wanted& wanted) {
+      made_.push_back(random_tensor(wanted.shape, wanted.dtype, uint32_t(made_.size() + 1)));
+      return made_.back().view;
+    };
+  }
 
-struct Conv {
-  const char* name;
-  int64_t frames, size, cin, cout;  // frames of the input
-  std::array<int64_t, 3> kernel;
+ private:
+  std::vector<Tensor> made_;
 };
 
-void conv_bench(benchmark::State& state, const Conv& c) {
-  const auto [kd, kh, kw] = c.kernel;
-  const Tensor x = random_tensor({c.frames, c.size, c.size, c.cin}, DType::f32, 1),
-               w = random_tensor({c.cout, c.cin, kd, kh, kw}, DType::bf16, 2),
-               bias = random_tensor({c.cout}, DType::f32, 3);
-  const int64_t frames = c.frames - kd + 1;
-  Tensor out = backend().allocate_tensor({frames, c.size, c.size, c.cout}, DType::f32);
-  Conv3d conv;
-  conv.pad_before = conv.pad_after = {0, kh / 2, kw / 2};
-  const double flops = 2.0 * double(out.view.numel()) * double(c.cin * kd * kh * kw);
-  report(state,
-         timed(state, flops, [&] { backend().conv3d(out.view, x.view, w.view, bias.view, conv); }));
+void linear_bench(benchmark::State& state, const conformance::LinearCase& c) {
+  Tensors tensors;
+  const LinearArgs call = arguments(c, tensors.make());
+  report(state, timed(state, c.flops(), [&] { backend().linear(call.out, call.x, call.w); }));
+}
+
+void gated_linear_bench(benchmark::State& state, const conformance::GatedLinearCase& c) {
+  Tensors tensors;
+  const GatedLinearArgs call = arguments(c, tensors.make());
+  report(state, timed(state, c.flops(), [&] { backend().gated_linear(call.out, call.x, call.w); }));
+}
+
+void conv_bench(benchmark::State& state, const conformance::ConvCase& c) {
+  Tensors tensors;
+  const conformance::ConvVariant variant{DType::f32, DType::bf16, Layout::contiguous, true};
+  const Conv3dArgs call = arguments(c, variant, tensors.make());
+  report(state, timed(state, c.flops(),
+                      [&] { backend().conv3d(call.out, call.x, call.w, call.bias, call.conv); }));
 }
 
 // The same convolution by one call of oneDNN on the whole image, in its own layout of choice (any)
 // or channels last throughout, without reordering activations into and out of it.
-void onednn_conv_bench(benchmark::State& state, const Conv& c, bool any_layout) {
+void onednn_conv_bench(benchmark::State& state, const conformance::ConvCase& c, bool any_layout) {
   using dnnl::memory;
   const auto [kd, kh, kw] = c.kernel;
-  const int64_t frames = c.frames - kd + 1;
+  const int64_t frames = c.out()[0], height = c.x[1], width = c.x[2], cin = c.x[3];
   dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   dnnl::stream stream(engine);
   const auto data = any_layout ? memory::format_tag::any : memory::format_tag::ndhwc;
-  const memory::desc x({1, c.cin, c.frames, c.size, c.size}, memory::data_type::f32, data),
-      w({c.cout, c.cin, kd, kh, kw}, memory::data_type::f32, memory::format_tag::any),
+  const memory::desc x({1, cin, c.x[0], height, width}, memory::data_type::f32, data),
+      w({c.cout, cin, kd, kh, kw}, memory::data_type::f32, memory::format_tag::any),
       bias({c.cout}, memory::data_type::f32, memory::format_tag::x),
-      out({1, c.cout, frames, c.size, c.size}, memory::data_type::f32, data);
+      out({1, c.cout, frames, height, width}, memory::data_type::f32, data);
   const dnnl::convolution_forward::desc desc(dnnl::prop_kind::forward_inference,
                                              dnnl::algorithm::convolution_direct, x, w, bias, out,
                                              {1, 1, 1}, {0, kh / 2, kw / 2}, {0, kh / 2, kw / 2});
@@ -143,10 +154,8 @@ void onednn_conv_bench(benchmark::State& state, const Conv& c, bool any_layout) 
                 0.5f);
   }
   dnnl::convolution_forward forward(primitive);
-  const double flops =
-      2.0 * double(frames * c.size * c.size * c.cout) * double(c.cin * kd * kh * kw);
   report(
-      state, timed(state, flops, [&] {
+      state, timed(state, c.flops(), [&] {
         forward.execute(
             stream,
             {{DNNL_ARG_SRC, xm}, {DNNL_ARG_WEIGHTS, wm}, {DNNL_ARG_BIAS, bm}, {DNNL_ARG_DST, om}});
@@ -155,33 +164,22 @@ void onednn_conv_bench(benchmark::State& state, const Conv& c, bool any_layout) 
   state.SetLabel(primitive.impl_info_str());
 }
 
-struct Attention {
-  const char* name;
-  int64_t queries, keys, heads, kv_heads, d;
-  bool causal;
-};
-
-void attention_bench(benchmark::State& state, const Attention& a) {
-  const Tensor q = random_tensor({a.queries, a.heads, a.d}, DType::f32, 1),
-               k = random_tensor({a.keys, a.kv_heads, a.d}, DType::f32, 2),
-               v = random_tensor({a.keys, a.kv_heads, a.d}, DType::f32, 3);
-  Tensor out = backend().allocate_tensor(q.view.shape, DType::f32);
+void attention_bench(benchmark::State& state, const conformance::AttentionCase& c) {
+  Tensors tensors;
+  const auto call = arguments(c, DType::f32, Layout::contiguous, tensors.make());
   AttentionPlan plan;
-  plan.scale = float(1 / std::sqrt(double(a.d)));
-  plan.causal = a.causal;
-  const double flops = (a.causal ? 2.0 : 4.0) * double(a.queries * a.keys) * double(a.heads * a.d);
-  report(state,
-         timed(state, flops, [&] { backend().attention(out.view, q.view, k.view, v.view, plan); }));
+  plan.scale = c.scale();
+  plan.causal = c.causal;
+  report(state, timed(state, c.flops(),
+                      [&] { backend().attention(call.out, call.q, call.k, call.v, plan); }));
 }
 
 // 75% block sparsity, selector included; rates count the dense operations, of_dense the time.
-void sparse_attention_bench(benchmark::State& state, const Attention& a) {
-  const Tensor q = random_tensor({a.queries, a.heads, a.d}, DType::f32, 1),
-               k = random_tensor({a.keys, a.kv_heads, a.d}, DType::f32, 2),
-               v = random_tensor({a.keys, a.kv_heads, a.d}, DType::f32, 3);
-  Tensor out = backend().allocate_tensor(q.view.shape, DType::f32);
+void sparse_attention_bench(benchmark::State& state, const conformance::AttentionCase& a) {
+  Tensors tensors;
+  const auto call = arguments(a, DType::f32, Layout::contiguous, tensors.make());
   BlockSelection selection;
-  selection.scale = float(1 / std::sqrt(double(a.d)));
+  selection.scale = a.scale();
   const int64_t rows = (a.queries + 63) / 64, blocks = (a.keys + 63) / 64;
   Tensor indices = backend().allocate_tensor({a.heads, rows, blocks}, DType::i32);
   Tensor counts = backend().allocate_tensor({a.heads, rows}, DType::i32);
@@ -194,20 +192,19 @@ void sparse_attention_bench(benchmark::State& state, const Attention& a) {
     fn();
     return double(std::clock() - begin) / CLOCKS_PER_SEC;
   };
-  const double dense =
-      seconds([&] { backend().attention(out.view, q.view, k.view, v.view, plan); });
+  const auto attend = [&] { backend().attention(call.out, call.q, call.k, call.v, plan); };
+  const auto select = [&] {
+    backend().select_blocks(indices.view, counts.view, call.q, call.k, selection);
+  };
+  const double dense = seconds(attend);
   plan.mask = &mask;
   const auto sparse = [&] {
-    backend().select_blocks(indices.view, counts.view, q.view, k.view, selection);
-    backend().attention(out.view, q.view, k.view, v.view, plan);
+    select();
+    attend();
   };
-  const double flops = 4.0 * double(a.queries * a.keys) * double(a.heads * a.d);
-  report(state, timed(state, flops, sparse));
+  report(state, timed(state, a.flops(), sparse));
   state.counters["of_dense"] = seconds(sparse) / dense;
-  state.counters["select_of_dense"] =
-      seconds(
-          [&] { backend().select_blocks(indices.view, counts.view, q.view, k.view, selection); }) /
-      dense;
+  state.counters["select_of_dense"] = seconds(select) / dense;
 }
 
 // Bandwidth-bound operations: GB/s read and written.
@@ -247,47 +244,24 @@ void register_all() {
     benchmark::RegisterBenchmark(name.c_str(), fn)->Unit(benchmark::kMillisecond)->UseRealTime();
   };
   add("ceiling/sgemm_2048", ceiling_bench);
-  const struct {
-    const char* name;
-    int64_t m, n, k;
-  } linears[] = {
-      {"pico_qkv", 576, 512, 256},        {"pico_gate_up", 576, 1536, 256},
-      {"pico_down", 576, 256, 768},       {"nano_q", 1024, 4096, 4096},
-      {"nano_gate_up", 1024, 4096, 4096}, {"nano_down", 1024, 4096, 12288},
-      {"timestep", 1, 4096, 4096},        {"square_2048", 2048, 2048, 2048},
-  };
-  for (const auto& l : linears) {
-    add(std::string("linear_bf16/") + l.name,
-        [l](benchmark::State& s) { linear_bench(s, l.m, l.n, l.k, DType::bf16); });
+  for (const auto& c : conformance::linear_cases(Scale::cpu)) {
+    add("linear_" + c.name, [c](benchmark::State& s) { linear_bench(s, c); });
   }
-  add("linear_f32/square_2048",
-      [](benchmark::State& s) { linear_bench(s, 2048, 2048, 2048, DType::f32); });
-  const Conv convs[] = {
-      {"latent_96", 3, 16, 96, 96, {3, 3, 3}},    {"mid_96", 4, 32, 96, 96, {3, 3, 3}},
-      {"block1_96", 6, 64, 96, 96, {3, 3, 3}},    {"block2_96_48", 6, 128, 96, 48, {3, 3, 3}},
-      {"block2_48", 6, 128, 48, 48, {3, 3, 3}},   {"block3_48_24", 6, 128, 48, 24, {3, 3, 3}},
-      {"block3_24", 6, 128, 24, 24, {3, 3, 3}},   {"conv_out_24_12", 6, 128, 24, 12, {3, 3, 3}},
-      {"upsample_96", 4, 64, 96, 96, {1, 3, 3}},  {"upsample_48", 4, 128, 48, 48, {1, 3, 3}},
-      {"time_96_192", 4, 32, 96, 192, {3, 1, 1}}, {"shortcut_96_48", 4, 128, 96, 48, {1, 1, 1}},
-      {"wan_256", 4, 64, 256, 256, {3, 3, 3}},    {"wan_1024", 3, 16, 1024, 1024, {3, 3, 3}},
-  };
-  for (const Conv& c : convs) {
-    add(std::string("conv/") + c.name, [c](benchmark::State& s) { conv_bench(s, c); });
-    add(std::string("conv_onednn_any/") + c.name,
-        [c](benchmark::State& s) { onednn_conv_bench(s, c, true); });
-    add(std::string("conv_onednn_ndhwc/") + c.name,
+  for (const auto& c : conformance::gated_linear_cases(Scale::cpu)) {
+    add("gated_linear/" + c.name(), [c](benchmark::State& s) { gated_linear_bench(s, c); });
+  }
+  for (const auto& c : conformance::conv_cases(Scale::cpu)) {
+    add("conv/" + c.name, [c](benchmark::State& s) { conv_bench(s, c); });
+    add("conv_onednn_any/" + c.name, [c](benchmark::State& s) { onednn_conv_bench(s, c, true); });
+    add("conv_onednn_ndhwc/" + c.name,
         [c](benchmark::State& s) { onednn_conv_bench(s, c, false); });
   }
-  const Attention attentions[] = {
-      {"pico", 576, 640, 4, 2, 64, false},        {"8192", 8192, 8192, 8, 2, 64, false},
-      {"2048_128", 2048, 2048, 8, 2, 128, false}, {"vae_640", 256, 256, 1, 1, 640, false},
-      {"und_causal", 512, 512, 4, 2, 64, true},
-  };
-  for (const Attention& a : attentions) {
-    add(std::string("attention/") + a.name, [a](benchmark::State& s) { attention_bench(s, a); });
+  const auto attentions = conformance::attention_cases(Scale::cpu);
+  for (const auto& c : attentions) {
+    add("attention/" + c.name, [c](benchmark::State& s) { attention_bench(s, c); });
   }
-  add("attention_sparse75/8192",
-      [a = attentions[1]](benchmark::State& s) { sparse_attention_bench(s, a); });
+  add("attention_sparse75/" + attentions[1].name,
+      [c = attentions[1]](benchmark::State& s) { sparse_attention_bench(s, c); });
   add("norm/qwen_256", [](benchmark::State& s) {
     norm_bench(s, {576, 256}, NormKind::qwen, false);
   });

@@ -209,15 +209,6 @@ View Attention::whole(Arena& arena, View mine) const {
   return rows.reshape({ranks * padded, width}).slice(0, 0, sequence_.size());
 }
 
-double Attention::seconds_so_far() const {
-  double seconds = 0;
-  for (const char* op : {"attention", "attention_sparse", "select_blocks"}) {
-    const auto it = backend_.stats().find(op);
-    if (it != backend_.stats().end()) seconds += it->second.seconds;
-  }
-  return seconds;
-}
-
 void Attention::set_control_weights(std::vector<float> weights) {
   const auto streams = static_cast<int64_t>(weights.size());
   require(streams > 0 && sequence_.control_tokens % streams == 0,
@@ -284,13 +275,12 @@ void Attention::attend_once(Arena& arena, const Operands& of, const AttentionSit
   const bool any_layout_does = is_invariant(site.role) && !moment_;
   const AttentionMoment now = any_layout_does ? AttentionMoment{} : moment();
   const AttentionMethod& method = strategy_.method(now.layout, site.layer, site.role);
-  const double start = recording_ ? seconds_so_far() : 0;
   const AttentionCall call{site,     now,      of.text, scale_,      of.q, of.k,
                            sequence, backend_, arena,   selections_, pass};
   if (probe_) probe_(call);
   PlannedAttention planned = method.plan(call);
   if (planned.mask) planned.plan.mask = &*planned.mask;
-  backend_.attention(of.out, of.q, of.k, of.v, planned.plan);
+  const Ran ran = backend_.attention(of.out, of.q, of.k, of.v, planned.plan);
   if (!recording_) return;
   DispatchRecord record;
   record.step = is_invariant(site.role) ? -1 : now.step;
@@ -299,10 +289,10 @@ void Attention::attend_once(Arena& arena, const Operands& of, const AttentionSit
   record.branch = site.branch;
   record.role = site.role;
   record.method = strategy_.preset_name(now.layout, site.layer, site.role);
-  record.implementation = backend_.last_attention();
+  record.implementation = ran.name;
   record.kept_blocks = kept_blocks_of(planned, of.q.dim(1), backend_);
   record.all_blocks = planned.all_blocks;
-  record.seconds = seconds_so_far() - start;
+  record.seconds = planned.seconds + ran.seconds;
   records_.push_back(std::move(record));
 }
 

@@ -66,7 +66,7 @@ struct DispatchRecord {
   std::string implementation;  // what the backend ran
   int64_t kept_blocks = 0;     // 0 of 0: dense
   int64_t all_blocks = 0;
-  double seconds = 0;  // 0 unless the backend profiles
+  double seconds = 0;  // with the selection of blocks; 0 unless the backend profiles
 };
 
 // One per request. Not thread-safe.
@@ -142,7 +142,6 @@ class Attention {
   AttentionInputs shared_inputs(Arena& arena, int64_t heads, View und_k, View und_v);
   bool is_shared() const;
   AttentionMoment moment() const;
-  double seconds_so_far() const;
 
   Backend& backend_;
   const AttentionStrategy& strategy_;

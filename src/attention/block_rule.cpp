@@ -41,7 +41,9 @@ PlannedAttention plan_by_rule(const AttentionCall& call, const AttentionMethod& 
   Selection& selection = call.selections.for_steps(
       call, method, {heads / rule.heads_per_list, grid.rows, grid.blocks}, options.reuse_steps);
   if (selection.stale) {
-    call.backend.select_blocks(selection.indices, selection.counts, call.q, call.k, rule);
+    planned.seconds =
+        call.backend.select_blocks(selection.indices, selection.counts, call.q, call.k, rule)
+            .seconds;
     selection.stale = false;
   }
   planned.mask = selection.mask(options.block_q, options.block_k);

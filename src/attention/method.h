@@ -37,6 +37,7 @@ struct PlannedAttention {
   // when only the lists' lengths say how many are kept: see kept_blocks_of().
   std::optional<int64_t> kept_blocks = 0;
   int64_t all_blocks = 0;
+  double seconds = 0;  // of the backend's selection of blocks; 0 unless it profiles
 };
 
 // kept_blocks, or else the sum of the lists' lengths over `heads` query heads, which are read back.

@@ -154,8 +154,8 @@ std::vector<PresetTrial> try_presets(const AttentionStrategy& strategy, Backend&
       PlannedAttention planned = strategy.preset_method(preset).plan(
           {{}, {}, kText, scale, in.q.view, in.k.view, sequence, backend, arena, selections});
       if (planned.mask) planned.plan.mask = &*planned.mask;
-      backend.attention(in.out.view, in.q.view, in.k.view, in.v.view, planned.plan);
-      trial.implementation = backend.last_attention();
+      trial.implementation =
+          backend.attention(in.out.view, in.q.view, in.k.view, in.v.view, planned.plan).name;
       if (!backend.is_dry()) trial.relative_error = error_against_host(backend, in, planned);
       if (!(trial.relative_error <= tolerance(dtype))) {
         trial.failure = concat("its output is wrong by ", trial.relative_error, " (limit ",

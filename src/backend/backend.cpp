@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -72,86 +74,67 @@ double touched(std::initializer_list<View> views) {
 
 }  // namespace
 
-int64_t BlockSelection::budget(int64_t unprotected_blocks) const {
-  if (unprotected_blocks == 0) return 0;
-  const double exact = (1.0 - target_sparsity) * double(unprotected_blocks);
-  const auto wanted = std::max<int64_t>(1, int64_t(std::ceil(exact)));
-  return std::min(unprotected_blocks, (wanted + 7) / 8 * 8);
-}
-
-BlockGrid BlockSelection::grid(int64_t queries, int64_t keys) const {
-  const auto ceil_div = [](int64_t tokens, int64_t block) { return (tokens + block - 1) / block; };
-  BlockGrid g;
-  g.rows = ceil_div(queries, block_q);
-  g.blocks = ceil_div(keys, block_k);
-  g.head_end = std::min(g.blocks, ceil_div(protected_keys, block_k));
-  g.dense_head_end = std::min(g.rows, ceil_div(protected_head_queries, block_q));
-  g.tail_begin = g.blocks;
-  g.dense_tail_begin = g.rows;
-  if (protected_tail_keys > 0) {
-    g.tail_begin = std::max<int64_t>(0, keys - protected_tail_keys) / block_k;
-  }
-  if (protected_tail_queries > 0) {
-    g.dense_tail_begin = std::max<int64_t>(0, queries - protected_tail_queries) / block_q;
-  }
-  g.tail_begin = std::max(g.tail_begin, g.head_end);
-  g.dense_tail_begin = std::max(g.dense_tail_begin, g.dense_head_end);
-  return g;
-}
-
-bool BlockSelection::keeps_all(const BlockGrid& grid) const {
-  const int64_t candidates = grid.candidates();
-  return candidates == 0 || grid.dense_rows() == grid.rows ||
-         (mass == 0 && budget(candidates) == candidates);
-}
-
 double total_flops(const OpTable& table) {
   double flops = 0;
   for (const auto& [op, stats] : table) flops += stats.flops;
   return flops;
 }
 
+void add(OpTable& sum, const OpTable& table) {
+  for (const auto& [op, stats] : table) {
+    OpStats& total = sum[op];
+    total.calls += stats.calls;
+    total.flops += stats.flops;
+    total.bytes += stats.bytes;
+    total.seconds += stats.seconds;
+    for (const auto& [name, share] : stats.implementations) {
+      total.implementations[name].calls += share.calls;
+      total.implementations[name].seconds += share.seconds;
+    }
+  }
+}
+
 template <typename Fn>
-void Backend::run(std::string_view op, double flops, double bytes, const Fn& fn) {
+Ran Backend::run(std::string_view op, double flops, double bytes, const Fn& fn) {
   auto it = stats_.find(op);
   if (it == stats_.end()) it = stats_.emplace(std::string(op), OpStats{}).first;
-  it->second.calls += 1;
-  it->second.flops += flops;
-  it->second.bytes += bytes;
+  OpStats& stats = it->second;
+  stats.calls += 1;
+  stats.flops += flops;
+  stats.bytes += bytes;
   if (observer_ != nullptr) observer_->begin(op, lane());
   if (profiling_) synchronize();
   const auto start = std::chrono::steady_clock::now();
-  fn();
+  Ran ran;
+  if constexpr (std::is_void_v<decltype(fn())>)
+    fn();
+  else
+    ran = fn();
   if (observer_ != nullptr) observer_->end(lane());
-  if (!profiling_) return;
-  synchronize();
-  it->second.seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (profiling_) {
+    synchronize();
+    ran.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    stats.seconds += ran.seconds;
+  }
+  if (!ran.name.empty()) {
+    OpStats::Share& share = stats.implementations[ran.name];
+    share.calls += 1;
+    share.seconds += ran.seconds;
+  }
+  return ran;
 }
 
 bool Backend::replay(const std::string& key, const std::function<void()>& fn) {
-  const OpTable before = stats_;
+  const OpTable before = std::exchange(stats_, {});
   bool called = false;
   do_replay(key, [&] {
     called = true;
     fn();
   });
-  if (called) {
-    OpTable& spent = replay_stats_[key] = stats_;
-    for (const auto& [op, earlier] : before) {
-      OpStats& stats = spent[op];
-      stats.calls -= earlier.calls;
-      stats.flops -= earlier.flops;
-      stats.bytes -= earlier.bytes;
-    }
-  } else {
-    for (const auto& [op, spent] : replay_stats_[key]) {
-      OpStats& stats = stats_[op];
-      stats.calls += spent.calls;
-      stats.flops += spent.flops;
-      stats.bytes += spent.bytes;
-    }
-  }
+  OpTable& spent = replay_stats_[key];
+  if (called) spent = std::move(stats_);
+  stats_ = before;
+  add(stats_, spent);
   return called;
 }
 
@@ -329,7 +312,7 @@ double product_flops(const View& x, const View& w) {
 }
 }  // namespace
 
-void Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
+Ran Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
   const Checker check{"linear", device()};
   check.tensor("out", out);
   check_product(check, x, w);
@@ -340,20 +323,23 @@ void Backend::linear(MutView out, View x, View w, const LinearOptions& options) 
     check.tensor("residual", options.residual);
     check.shape("residual", options.residual, out.shape);
   }
-  if (out.numel() == 0) return;
-  run("linear", product_flops(x, w), touched({out, x, w, options.bias, options.residual}),
-      [&] { do_linear(out, x, w, options); });
+  if (out.numel() == 0) return {};
+  return run("linear", product_flops(x, w), touched({out, x, w, options.bias, options.residual}),
+             [&] {
+               return do_linear({out, x, w, options});
+             });
 }
 
-void Backend::gated_linear(MutView out, View x, View w) {
+Ran Backend::gated_linear(MutView out, View x, View w) {
   const Checker check{"gated_linear", device()};
   check.tensor("out", out);
   check_product(check, x, w);
   check.that(w.dim(0) % 2 == 0, "w has ", w.dim(0), " rows, which are not two halves");
   check.shape("out", out, {x.dim(0), w.dim(0) / 2});
-  if (out.numel() == 0) return;
-  run("gated_linear", product_flops(x, w), touched({out, x, w}),
-      [&] { do_gated_linear(out, x, w); });
+  if (out.numel() == 0) return {};
+  return run("gated_linear", product_flops(x, w), touched({out, x, w}), [&] {
+    return do_gated_linear({out, x, w});
+  });
 }
 
 void Backend::rms_norm(MutView out, View x, View weight, const Norm& norm) {
@@ -389,7 +375,7 @@ void Backend::qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
       [&] { do_qk_norm_rope(out, x, weight, cos, sin, norm); });
 }
 
-void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan& plan) {
+Ran Backend::attention(MutView out, View q, View k, View v, const AttentionPlan& plan) {
   const Checker check{"attention", device()};
   for (const auto& [name, x] : {std::pair{"q", q}, {"k", k}, {"v", v}, {"out", View(out)}}) {
     check.tensor(name, x);
@@ -433,14 +419,16 @@ void Backend::attention(MutView out, View q, View k, View v, const AttentionPlan
                    mask.indices.contiguous() && mask.counts.contiguous(),
                "block lists must be contiguous i32");
   }
-  if (out.numel() == 0) return;
+  if (out.numel() == 0) return {};
   // Sparse calls count dense flops here; the dispatch report states the share of blocks kept.
-  run(plan.mask ? "attention_sparse" : "attention", 4.0 * pairs * double(heads) * double(d),
-      touched({out, q, k, v}), [&] { do_attention(out, q, k, v, plan); });
+  return run(plan.mask ? "attention_sparse" : "attention", 4.0 * pairs * double(heads) * double(d),
+             touched({out, q, k, v}), [&] {
+               return do_attention({out, q, k, v, plan});
+             });
 }
 
-void Backend::select_blocks(MutView indices, MutView counts, View q, View k,
-                            const BlockSelection& selection, MutView scores) {
+Ran Backend::select_blocks(MutView indices, MutView counts, View q, View k,
+                           const BlockSelection& selection, MutView scores) {
   const Checker check{"select_blocks", device()};
   check.tensor("q", q);
   check.tensor("k", k);
@@ -477,13 +465,14 @@ void Backend::select_blocks(MutView indices, MutView counts, View q, View k,
     check.shape("scores", scores, {lists, rows, blocks});
     check.that(scores.dtype == DType::f32, "scores is ", name_of(scores.dtype), ", expected f32");
   }
-  if (indices.numel() == 0) return;
+  if (indices.numel() == 0) return {};
   const double cells = double((q.dim(0) + 15) / 16) * double((k.dim(0) + 15) / 16);
-  run("select_blocks", 2.0 * cells * double(heads) * double(q.dim(2)), touched({q, k}),
-      [&] { do_select_blocks(indices, counts, q, k, selection, scores); });
+  return run("select_blocks", 2.0 * cells * double(heads) * double(q.dim(2)), touched({q, k}), [&] {
+    return do_select_blocks({indices, counts, q, k, selection, scores});
+  });
 }
 
-void Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) {
+Ran Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) {
   const Checker check{"conv3d", device()};
   check.tensor("x", x);
   check.tensor("out", out);
@@ -508,9 +497,11 @@ void Backend::conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
     check.tensor("residual", residual);
     check.shape("residual", residual, out.shape);
   }
-  if (out.numel() == 0) return;
-  run("conv3d", 2.0 * double(out.numel()) * double(w.numel() / w.dim(0)),
-      touched({out, x, w, residual}), [&] { do_conv3d(out, x, w, bias, conv, residual); });
+  if (out.numel() == 0) return {};
+  return run("conv3d", 2.0 * double(out.numel()) * double(w.numel() / w.dim(0)),
+             touched({out, x, w, residual}), [&] {
+               return do_conv3d({out, x, w, bias, conv, residual});
+             });
 }
 
 void Backend::conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,

@@ -7,11 +7,12 @@
 // the operation says otherwise. "Rows" of a tensor are its last dimension. Outputs come first and
 // never overlap inputs unless the operation says so.
 //
+// Operations that several implementations can compute return who did (Ran), which stats() counts.
+//
 // One backend serves one thread of control; calls run in order. Buffers it made must not outlive
 // it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,19 +21,12 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/attention_plan.h"
+#include "backend/calls.h"
 #include "base/work_observer.h"
 #include "tensor/tensor.h"
 #include "tensor/view.h"
 
 namespace orrery {
-
-enum class Activation : uint8_t {
-  none,
-  silu,       // x * sigmoid(x)
-  relu2,      // max(x, 0)^2
-  silu_gate,  // x = [gate | up] along the row: silu(gate) * up; halves the width
-};
 
 enum class NormKind : uint8_t {
   qwen,      // round(round(x * rsqrt(mean(x^2) + eps)) * w): two roundings in bf16
@@ -44,20 +38,6 @@ struct Norm {
   NormKind kind = NormKind::qwen;
   float eps = 1e-6f;
   bool silu = false;  // applies SiLU to the result
-};
-
-struct LinearOptions {
-  View bias = {};      // [N]
-  View residual = {};  // [M, N], added after the activation; may be `out` itself
-  Activation activation = Activation::none;  // none, silu or relu2
-};
-
-// Channels-last convolution. pad_before/pad_after per (depth, height, width); zero padding.
-struct Conv3d {
-  std::array<int64_t, 3> stride{1, 1, 1};
-  std::array<int64_t, 3> dilation{1, 1, 1};
-  std::array<int64_t, 3> pad_before{0, 0, 0};
-  std::array<int64_t, 3> pad_after{0, 0, 0};
 };
 
 struct Term {
@@ -74,13 +54,19 @@ struct MemoryState {
 
 // Totals of one operation since the last reset. seconds is 0 unless profiling.
 struct OpStats {
+  struct Share {
+    int64_t calls = 0;
+    double seconds = 0;
+  };
   int64_t calls = 0;
   double flops = 0;
   double bytes = 0;
   double seconds = 0;
+  std::map<std::string, Share> implementations = {};  // by Ran::name; of operations that return Ran
 };
 using OpTable = std::map<std::string, OpStats, std::less<>>;
 double total_flops(const OpTable& table);
+void add(OpTable& sum, const OpTable& table);  // operation by operation
 
 class Backend {
  public:
@@ -147,10 +133,10 @@ class Backend {
   // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or
   // its transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16
   // with f32 x.
-  void linear(MutView out, View x, View w, const LinearOptions& options = {});
+  Ran linear(MutView out, View x, View w, const LinearOptions& options = {});
   // out [M, N] = silu(x g^T) * (x u^T), rounded once; w [2N, K] holds the rows of g, then those of
   // u. Contiguous rows; w as linear() takes it.
-  void gated_linear(MutView out, View x, View w);
+  Ran gated_linear(MutView out, View x, View w);
   // Rows of x normalised, times weight [C]. out may be x.
   void rms_norm(MutView out, View x, View weight, const Norm& norm);
   // Per head: RMS norm with weight [D] (skipped when weight is empty), then rotation
@@ -164,12 +150,12 @@ class Backend {
   // out [Sq, H, D] = softmax(scale * q k^T) v; q [Sq, H, D], k, v [Skv, KV, D]; H divisible by KV;
   // query head h reads KV head h / (H / KV). Any row strides, heads contiguous in a row. Skv = 0 or
   // a row without keys gives zeros and lse = -inf. No Sq x Skv buffer exists.
-  void attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
+  Ran attention(MutView out, View q, View k, View v, const AttentionPlan& plan);
   // Fills indices i32 [lists, nq, capacity] and counts i32 [lists, nq] of a BlockMask by the rule
   // of BlockSelection; lists = H / heads_per_list, capacity >= all key blocks. scores, if not
   // empty, receives the ranks, f32 [lists, nq, nk]: natural-log scores, or sums of shares.
-  void select_blocks(MutView indices, MutView counts, View q, View k,
-                     const BlockSelection& selection, MutView scores = {});
+  Ran select_blocks(MutView indices, MutView counts, View q, View k,
+                    const BlockSelection& selection, MutView scores = {});
 
   // --- convolution
 
@@ -179,7 +165,7 @@ class Backend {
   // reordered copies are cached by its address. In bf16 a kernel of three taps in depth may be
   // applied to sums of two frames and of its taps, each rounded to bf16 (Winograd's F(2, 3) along
   // depth).
-  void conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual = {});
+  Ran conv3d(MutView out, View x, View w, View bias, const Conv3d& conv, View residual = {});
   // 1-D transposed convolution, channels last: out [s T, Cout], x [T, Cin], w [Cin, Cout, k],
   // out[n] = bias + sum over t s + i - padding = n of w[:, :, i] x[t].
   void conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride, int64_t padding);
@@ -198,8 +184,6 @@ class Backend {
   virtual bool fuses_weights() const { return false; }
   // True when the backend computes nothing (dry run): control flow must not depend on values.
   virtual bool is_dry() const { return false; }
-  // Name of the implementation the last attention() call ran ("native", "cudnn", ...).
-  const std::string& last_attention() const { return last_attention_; }
 
   // --- instrumentation
 
@@ -211,12 +195,9 @@ class Backend {
   void set_observer(WorkObserver* observer) { observer_ = observer; }
   bool observed() const { return observer_ != nullptr; }
 
- protected:
-  std::string last_attention_;
-
  private:
   template <typename Fn>
-  void run(std::string_view op, double flops, double bytes, const Fn& fn);
+  Ran run(std::string_view op, double flops, double bytes, const Fn& fn);
   // Where its work is queued, for observers.
   virtual void* lane() const { return nullptr; }
 
@@ -240,17 +221,14 @@ class Backend {
   virtual void do_to_bytes(MutView out, View x) = 0;
   virtual bool do_all_finite(View x) = 0;
   virtual void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) = 0;
-  virtual void do_linear(MutView out, View x, View w, const LinearOptions& options) = 0;
-  virtual void do_gated_linear(MutView out, View x, View w) = 0;
+  virtual Ran do_linear(const LinearArgs& call) = 0;
+  virtual Ran do_gated_linear(const GatedLinearArgs& call) = 0;
   virtual void do_rms_norm(MutView out, View x, View weight, const Norm& norm) = 0;
   virtual void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
                                const Norm& norm) = 0;
-  // Sets last_attention_.
-  virtual void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) = 0;
-  virtual void do_select_blocks(MutView indices, MutView counts, View q, View k,
-                                const BlockSelection& selection, MutView scores) = 0;
-  virtual void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
-                         View residual) = 0;
+  virtual Ran do_attention(const AttentionArgs& call) = 0;
+  virtual Ran do_select_blocks(const SelectBlocksArgs& call) = 0;
+  virtual Ran do_conv3d(const Conv3dArgs& call) = 0;
   virtual void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
                                    int64_t padding) = 0;
   virtual void do_snake(MutView out, View x, View alpha, View beta) = 0;

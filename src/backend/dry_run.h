@@ -34,15 +34,13 @@ class DryRunBackend : public Backend {
   void do_to_bytes(MutView, View) override {}
   bool do_all_finite(View) override { return true; }
   void do_gather_rows(MutView, View, std::span<const int64_t>) override {}
-  void do_linear(MutView, View, View, const LinearOptions&) override {}
-  void do_gated_linear(MutView, View, View) override {}
+  Ran do_linear(const LinearArgs&) override { return {"dry run"}; }
+  Ran do_gated_linear(const GatedLinearArgs&) override { return {"dry run"}; }
   void do_rms_norm(MutView, View, View, const Norm&) override {}
   void do_qk_norm_rope(MutView, View, View, View, View, const Norm&) override {}
-  void do_attention(MutView, View, View, View, const AttentionPlan&) override {
-    last_attention_ = "dry run";
-  }
-  void do_select_blocks(MutView, MutView, View, View, const BlockSelection&, MutView) override {}
-  void do_conv3d(MutView, View, View, View, const Conv3d&, View) override {}
+  Ran do_attention(const AttentionArgs&) override { return {"dry run"}; }
+  Ran do_select_blocks(const SelectBlocksArgs&) override { return {"dry run"}; }
+  Ran do_conv3d(const Conv3dArgs&) override { return {"dry run"}; }
   void do_conv_transpose1d(MutView, View, View, View, int64_t, int64_t) override {}
   void do_snake(MutView, View, View, View) override {}
 

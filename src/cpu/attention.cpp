@@ -151,101 +151,147 @@ void attend(const Kernels& kernels, const Packed& packed, int64_t head, const St
   }
 }
 
-void native(Context& context, MutView out, View q, View k, View v, const AttentionPlan& plan) {
-  const Kernels& kernels = context.kernels;
-  const int64_t queries = q.dim(0), heads = q.dim(1), d = q.dim(2), keys = k.dim(0),
-                kv_heads = k.dim(1);
-  Packed packed{Panels(kernels, keys), Panels(kernels, d), d, keys, nullptr};
-  const int64_t batch =
-      std::clamp<int64_t>(kPackedFloats / std::max<int64_t>(packed.head_floats(), 1), 1, kv_heads);
-  packed.data = context.shared.need(packed.head_floats() * batch);
+// How the query rows of a head are cut into tasks: near-equal pieces of each block of the plan.
+struct Tiles {
+  int64_t queries, block, rows, per_block, count;
 
-  // Wide heads take fewer rows a task: queries and outputs share the second-level cache with the
-  // keys. Causal rows go in a fixed number, because where the diagonal cuts the keys depends on it,
-  // and few, because the diagonal is slow.
-  int64_t rows_a_task = plan.causal ? kRowStep : d <= 128 ? kMaxQueries : kMaxQueries / 2;
+  int64_t begin(int64_t tile) const { return tile / per_block * block + tile % per_block * rows; }
+  int64_t size(int64_t tile) const {
+    const int64_t block_end = std::min(queries, (tile / per_block + 1) * block);
+    return std::min(rows, block_end - begin(tile));  // may be negative
+  }
+};
+
+// Wide heads take fewer rows a task: queries and outputs share the second-level cache with the
+// keys. Causal rows go in a fixed number, because where the diagonal cuts the keys depends on it,
+// and few, because the diagonal is slow.
+Tiles tiles_of(const Context& context, const AttentionPlan& plan, const View& q) {
+  const int64_t queries = q.dim(0), heads = q.dim(1);
+  int64_t most = plan.causal ? kRowStep : q.dim(2) <= 128 ? kMaxQueries : kMaxQueries / 2;
+  while (most > kRowStep && heads * ceil_div(queries, most) < 3 * context.threads) most /= 2;
   const int64_t block = plan.mask ? plan.mask->block_q : queries;
-  const int64_t heads_per_list = plan.mask ? plan.mask->heads_per_list(heads) : 1;
-  while (rows_a_task > kRowStep &&
-         heads * ((queries + rows_a_task - 1) / rows_a_task) < 3 * context.threads) {
-    rows_a_task /= 2;
-  }
-  const int64_t tasks_a_block = (std::min(block, queries) + rows_a_task - 1) / rows_a_task;
-  const int64_t blocks = (queries + block - 1) / block, tasks = blocks * tasks_a_block;
-  // Near-equal tasks within a block.
-  const int64_t rows =
-      plan.causal ? rows_a_task : (std::min(block, queries) + tasks_a_block - 1) / tasks_a_block;
-
-  // A negative scale would turn maxima into minima: it goes into the queries instead.
-  const float scale = std::fabs(plan.scale), sign = plan.scale < 0 ? -1.0f : 1.0f;
-  const bool in_place = q.dtype == DType::f32 && sign > 0;
-
-  const int64_t padded = packed.value_panels.padded();
-  const int64_t scores = kMaxQueries * (kKeys + 5 * kernels.lanes) + kRowStep * padded;
-  context.per_thread.need_each(context.threads, scores + kMaxQueries * padded + kMaxQueries * d);
-  std::vector<std::vector<Stretch>> stretches(static_cast<size_t>(context.threads));
-  for (auto& list : stretches)
-    list.reserve(
-        size_t(keys / std::max<int64_t>(1, plan.mask ? plan.mask->block_k : keys + 1) + 2));
-
-  const int64_t group = heads / kv_heads;
-  for (int64_t kv_begin = 0; kv_begin < kv_heads; kv_begin += batch) {
-    const int64_t kv_count = std::min(batch, kv_heads - kv_begin);
-    pack_heads(context, packed, k, v, kv_begin, kv_count);
-    parallel_tasks(context, kv_count * group * tasks, [&](int64_t task, int thread) {
-      // Late rows of a causal plan cost most: they go first.
-      const int64_t tile = tasks - 1 - task % tasks, head = kv_begin * group + task / tasks;
-      Rows state;
-      state.begin = tile / tasks_a_block * block + tile % tasks_a_block * rows;
-      const int64_t block_end = std::min(queries, (tile / tasks_a_block + 1) * block);
-      state.count = std::min(rows, block_end - state.begin);
-      if (state.count <= 0) return;
-      state.scores = context.per_thread.of(thread);
-      state.out = state.scores + scores;
-      float* copied = state.out + kMaxQueries * padded;
-      for (int64_t r = 0; r < kMaxQueries; ++r) {
-        const int64_t element =
-            (state.begin + std::min(r, state.count - 1)) * q.stride(0) + head * q.stride(1);
-        state.query[size_t(r)] =
-            in_place ? q.as<float>() + element : copied + std::min(r, state.count - 1) * d;
-        if (in_place || r >= state.count) continue;
-        kernels.to_f32(copied + r * d, at(q.data, element, q.dtype), stored(q.dtype), d);
-        if (sign < 0) kernels.scale(copied + r * d, copied + r * d, sign, d);
-      }
-      std::fill(state.out, state.out + state.count * padded, 0.0f);
-      state.top.fill(kNone);
-      state.sum.fill(0.0f);
-
-      const auto first_hidden = [&](int64_t r) {
-        return plan.causal ? state.begin + r + keys - queries + 1 : keys;
-      };
-      auto& list = stretches[size_t(thread)];
-      const auto seen_by = [&](int64_t r) { return std::clamp<int64_t>(first_hidden(r), 0, keys); };
-      stretches_of(list, plan, head / heads_per_list, state.begin, seen_by(0),
-                   seen_by(state.count - 1), keys);
-      for (const Stretch& whole : list) {
-        for (int64_t begin = 0; begin < whole.size; begin += kKeys) {
-          const Stretch part{whole.begin + begin, std::min(kKeys, whole.size - begin)};
-          attend(kernels, packed, head / group - kv_begin, part, state, scale, first_hidden);
-        }
-      }
-      for (int64_t r = 0; r < state.count; ++r) {
-        const float sum = state.sum[size_t(r)];
-        float* row = state.out + r * padded;
-        kernels.scale(row, row, sum == 0 ? 0.0f : 1.0f / sum, d);
-        finish_row(kernels, row, out.mut(), out.dtype,
-                   (state.begin + r) * out.stride(0) + head * out.stride(1), d);
-        if (plan.lse) {
-          plan.lse.as<float>()[head * queries + state.begin + r] =
-              sum == 0 ? kNone : state.top[size_t(r)] + std::log(sum);
-        }
-      }
-    });
-  }
+  const int64_t in_block = std::min(block, queries), per_block = ceil_div(in_block, most);
+  return {queries, block, plan.causal ? most : ceil_div(in_block, per_block), per_block,
+          ceil_div(queries, block) * per_block};
 }
 
+// One call: what its tasks share, and memory for each thread.
+class Native {
+ public:
+  Native(Context& context, const AttentionArgs& call)
+      : context_(context),
+        call_(call),
+        queries_(call.q.dim(0)),
+        keys_(call.k.dim(0)),
+        d_(call.q.dim(2)),
+        group_(call.q.dim(1) / call.k.dim(1)),
+        tiles_(tiles_of(context, call.plan, call.q)),
+        packed_{Panels(context.kernels, keys_), Panels(context.kernels, d_), d_, keys_, nullptr},
+        stretches_(static_cast<size_t>(context.threads)) {
+    const BlockMask* mask = call.plan.mask;
+    if (mask) heads_per_list_ = mask->heads_per_list(call.q.dim(1));
+    const int64_t most = keys_ / std::max<int64_t>(1, mask ? mask->block_k : keys_ + 1) + 2;
+    for (auto& list : stretches_) list.reserve(size_t(most));
+    context.per_thread.need_each(context.threads, score_floats() + kMaxQueries * (padded() + d_));
+  }
+
+  void run() {
+    const int64_t kv_heads = call_.k.dim(1);
+    const int64_t batch = std::clamp<int64_t>(
+        kPackedFloats / std::max<int64_t>(packed_.head_floats(), 1), 1, kv_heads);
+    packed_.data = context_.shared.need(packed_.head_floats() * batch);
+    for (int64_t first = 0; first < kv_heads; first += batch) {
+      const int64_t count = std::min(batch, kv_heads - first);
+      pack_heads(context_, packed_, call_.k, call_.v, first, count);
+      parallel_tasks(context_, count * group_ * tiles_.count, [&](int64_t task, int thread) {
+        // Late rows of a causal plan cost most: they go first.
+        const int64_t tile = tiles_.count - 1 - task % tiles_.count;
+        if (tiles_.size(tile) > 0) attend_tile(tile, first, task / tiles_.count, thread);
+      });
+    }
+  }
+
+ private:
+  int64_t padded() const { return packed_.value_panels.padded(); }
+  int64_t score_floats() const {
+    return kMaxQueries * (kKeys + 5 * context_.kernels.lanes) + kRowStep * padded();
+  }
+
+  // Query head `head`, counted from the first key/value head that is packed.
+  void attend_tile(int64_t tile, int64_t first_kv_head, int64_t head, int thread) {
+    const int64_t q_head = first_kv_head * group_ + head;
+    Rows rows = load(tile, q_head, thread);
+    const auto first_hidden = [&](int64_t r) {
+      return call_.plan.causal ? rows.begin + r + keys_ - queries_ + 1 : keys_;
+    };
+    const auto seen_by = [&](int64_t r) { return std::clamp<int64_t>(first_hidden(r), 0, keys_); };
+    auto& list = stretches_[size_t(thread)];
+    stretches_of(list, call_.plan, q_head / heads_per_list_, rows.begin, seen_by(0),
+                 seen_by(rows.count - 1), keys_);
+    // A negative scale would turn maxima into minima: its sign is in the queries.
+    const float scale = std::fabs(call_.plan.scale);
+    for (const Stretch& whole : list) {
+      for (int64_t begin = 0; begin < whole.size; begin += kKeys) {
+        const Stretch part{whole.begin + begin, std::min(kKeys, whole.size - begin)};
+        attend(context_.kernels, packed_, head / group_, part, rows, scale, first_hidden);
+      }
+    }
+    finish(rows, q_head);
+  }
+
+  Rows load(int64_t tile, int64_t head, int thread) {
+    const Kernels& kernels = context_.kernels;
+    const View& q = call_.q;
+    const float sign = call_.plan.scale < 0 ? -1.0f : 1.0f;
+    const bool in_place = q.dtype == DType::f32 && sign > 0;
+    Rows rows;
+    rows.begin = tiles_.begin(tile);
+    rows.count = tiles_.size(tile);
+    rows.scores = context_.per_thread.of(thread);
+    rows.out = rows.scores + score_floats();
+    float* copied = rows.out + kMaxQueries * padded();
+    for (int64_t r = 0; r < kMaxQueries; ++r) {
+      const int64_t row = std::min(r, rows.count - 1);
+      const int64_t element = (rows.begin + row) * q.stride(0) + head * q.stride(1);
+      rows.query[size_t(r)] = in_place ? q.as<float>() + element : copied + row * d_;
+      if (in_place || r >= rows.count) continue;
+      kernels.to_f32(copied + r * d_, at(q.data, element, q.dtype), stored(q.dtype), d_);
+      if (sign < 0) kernels.scale(copied + r * d_, copied + r * d_, sign, d_);
+    }
+    std::fill(rows.out, rows.out + rows.count * padded(), 0.0f);
+    rows.top.fill(kNone);
+    rows.sum.fill(0.0f);
+    return rows;
+  }
+
+  void finish(const Rows& rows, int64_t head) {
+    const MutView& out = call_.out;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const float sum = rows.sum[size_t(r)];
+      float* row = rows.out + r * padded();
+      context_.kernels.scale(row, row, sum == 0 ? 0.0f : 1.0f / sum, d_);
+      finish_row(context_.kernels, row, out.mut(), out.dtype,
+                 (rows.begin + r) * out.stride(0) + head * out.stride(1), d_);
+      if (!call_.plan.lse) continue;
+      call_.plan.lse.as<float>()[head * queries_ + rows.begin + r] =
+          sum == 0 ? kNone : rows.top[size_t(r)] + std::log(sum);
+    }
+  }
+
+  Context& context_;
+  const AttentionArgs& call_;
+  int64_t queries_, keys_, d_, group_;
+  int64_t heads_per_list_ = 1;
+  Tiles tiles_;
+  Packed packed_;
+  std::vector<std::vector<Stretch>> stretches_;  // by thread
+};
+
 // One row at a time, in double precision.
-void reference(Context& context, MutView out, View q, View k, View v, const AttentionPlan& plan) {
+void reference(Context& context, const AttentionArgs& call) {
+  const View &q = call.q, &k = call.k, &v = call.v;
+  const MutView& out = call.out;
+  const AttentionPlan& plan = call.plan;
   const Kernels& kernels = context.kernels;
   const int64_t queries = q.dim(0), heads = q.dim(1), d = q.dim(2), keys = k.dim(0);
   const int64_t group = heads / k.dim(1);
@@ -298,29 +344,18 @@ void reference(Context& context, MutView out, View q, View k, View v, const Atte
   });
 }
 
-struct Implementation {
-  const char* name;
-  void (*run)(Context&, MutView, View, View, View, const AttentionPlan&);
-};
-// Best first.
-constexpr std::array kImplementations{Implementation{"native", native},
-                                      Implementation{"reference", reference}};
-
 }  // namespace
 
-std::string attention(Context& context, MutView out, View q, View k, View v,
-                      const AttentionPlan& plan) {
-  std::string names;
-  for (const Implementation& implementation : kImplementations) {
-    if (plan.implementation.empty() || plan.implementation == implementation.name) {
-      implementation.run(context, out, q, k, v, plan);
-      return implementation.name;
-    }
-    names += names.empty() ? "" : ", ";
-    names += implementation.name;
-  }
-  fail(ErrorKind::unsupported, "attention: the CPU backend has no implementation \"",
-       plan.implementation, "\"; it has ", names);
+Implementations<AttentionArgs> attention_implementations(Context& context) {
+  const auto native = [&context](const AttentionArgs& call) {
+    Native(context, call).run();
+    return Answer{};
+  };
+  const auto in_double = [&context](const AttentionArgs& call) {
+    reference(context, call);
+    return Answer{};
+  };
+  return {"attention", {{"native", native}, {"reference", in_double}}};
 }
 
 }  // namespace orrery::cpu

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 
 #include "backend/backend.h"
@@ -30,20 +29,12 @@ class Scratch {
   int64_t each_ = 0;
 };
 
-class Convolutions;  // conv.cpp: primitives and reordered weights
-struct Context;
-struct Finish;
-using LinearFunction = void (*)(Context& context, MutView out, View x, View w,
-                                const LinearOptions& options, const Finish& finish);
-
 struct Context {
   const Kernels& kernels;
   int threads = 1;
-  LinearFunction linear = nullptr;
   Scratch shared = {};  // one operand for all threads
   Scratch values = {};  // a second one
   Scratch per_thread = {};
-  std::shared_ptr<Convolutions> convolutions = {};
   std::shared_ptr<ThreadPool> pool = {};  // of `threads`
 };
 

@@ -5,6 +5,7 @@
 // rate of a large matrix product (AVX2, 24 to 96 channels, 3x3x3); on whole images, at 65 to 100 %.
 #include <array>
 #include <map>
+#include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
 
@@ -139,8 +140,6 @@ struct Arguments {
   }
 };
 
-}  // namespace
-
 // The primitives in use and the weights in the orders that they ask for.
 class Convolutions {
  public:
@@ -197,13 +196,11 @@ class Convolutions {
   std::map<WeightKey, std::vector<memory>> weights_;
 };
 
-namespace {
-
-void run(Context& context, const Problem& p, const View& w, const View& bias) {
+void run(Context& context, Convolutions& convolutions, const Conv3dArgs& call) {
+  const View& w = call.w;
+  const Problem p{call.out, call.x, call.residual, {w.dim(2), w.dim(3), w.dim(4)}, call.conv};
   const Kernels& kernels = context.kernels;
   const OneThreadCalls one_thread;
-  if (!context.convolutions) context.convolutions = std::make_shared<Convolutions>();
-  Convolutions& convolutions = *context.convolutions;
   const Triple block = choose_block(p), patch = p.patch(block), blocks = blocks_of(p, block);
   const Primitive& primitive = convolutions.primitive(p, block);
   const memory weights = convolutions.weights(kernels, w, primitive.desc.weights_desc());
@@ -227,7 +224,7 @@ void run(Context& context, const Problem& p, const View& w, const View& bias) {
   const auto touches = [&](const View& v) { return !v || v.stride(2) == results; };
   const bool touch = touches(p.out) && touches(p.residual);
   Finish finish;
-  const std::vector<float> row = bias_row(kernels, bias);
+  const std::vector<float> row = bias_row(kernels, call.bias);
   for (int64_t i = 0; i < block[2]; ++i) {
     finish.bias.insert(finish.bias.end(), row.begin(), row.end());
   }
@@ -264,14 +261,18 @@ void run(Context& context, const Problem& p, const View& w, const View& bias) {
 
 }  // namespace
 
-void conv3d(Context& context, MutView out, View x, View w, View bias, const Conv3d& conv,
-            View residual) {
-  try {
-    run(context, {out, x, residual, {w.dim(2), w.dim(3), w.dim(4)}, conv}, w, bias);
-  } catch (const dnnl::error& error) {
-    fail(error.status == dnnl_out_of_memory ? ErrorKind::out_of_memory : ErrorKind::unsupported,
-         "conv3d: oneDNN refuses weights ", w.shape, " on an input ", x.shape, ": ", error.what());
-  }
+Implementations<Conv3dArgs> conv3d_implementations(Context& context) {
+  const auto convolutions = std::make_shared<Convolutions>();
+  const auto onednn = [&context, convolutions](const Conv3dArgs& call) -> Answer {
+    try {
+      run(context, *convolutions, call);
+    } catch (const dnnl::error& error) {
+      if (error.status != dnnl_out_of_memory) return decline(error.what());
+      fail(ErrorKind::out_of_memory, "conv3d: ", describe(call), ": ", error.what());
+    }
+    return {};
+  };
+  return {"conv3d", {{"onednn", onednn}}};
 }
 
 // One product gives every input's share in each of its outputs, which are then added up.

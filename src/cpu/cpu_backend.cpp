@@ -15,8 +15,10 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Kernels& kernels, int threads, LinearFunction product)
-      : context_{kernels, threads, product} {
+  CpuBackend(const Kernels& kernels, int threads, std::string linear)
+      : context_{kernels, threads}, linear_name_(std::move(linear)) {
+    require(linear_name_.empty() || linear_.has(linear_name_), "cpu linear: \"", linear_name_,
+            "\" is not one of ", linear_.names());
     // oneDNN asks OpenMP how many threads a call may use: one, also on these.
     context_.pool = std::make_shared<ThreadPool>(threads, [] { omp_set_num_threads(1); });
     context_.threads = context_.pool->size();
@@ -47,14 +49,8 @@ class CpuBackend final : public Backend {
   void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
     cpu::gather_rows(context_, out, table, ids);
   }
-  void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
-    cpu::linear(context_, out, x, w, options);
-  }
-  void do_gated_linear(MutView out, View x, View w) override {
-    const Tensor both = allocate_host_tensor({x.dim(0), w.dim(0)}, DType::f32);
-    cpu::linear(context_, both.view, x, w, {});
-    cpu::activation(context_, out, both.view, Activation::silu_gate);
-  }
+  Ran do_linear(const LinearArgs& call) override { return linear_.run(call, linear_name_); }
+  Ran do_gated_linear(const GatedLinearArgs& call) override { return gated_linear_.run(call); }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cpu::rms_norm(context_, out, x, weight, norm);
   }
@@ -62,17 +58,11 @@ class CpuBackend final : public Backend {
                        const Norm& norm) override {
     cpu::qk_norm_rope(context_, out, x, weight, cos, sin, norm);
   }
-  void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) override {
-    last_attention_ = cpu::attention(context_, out, q, k, v, plan);
+  Ran do_attention(const AttentionArgs& call) override {
+    return attention_.run(call, call.plan.implementation);
   }
-  void do_select_blocks(MutView indices, MutView counts, View q, View k,
-                        const BlockSelection& selection, MutView scores) override {
-    cpu::select_blocks(context_, indices, counts, q, k, selection, scores);
-  }
-  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
-                 View residual) override {
-    cpu::conv3d(context_, out, x, w, bias, conv, residual);
-  }
+  Ran do_select_blocks(const SelectBlocksArgs& call) override { return select_blocks_.run(call); }
+  Ran do_conv3d(const Conv3dArgs& call) override { return conv3d_.run(call); }
   void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
                            int64_t padding) override {
     cpu::conv_transpose1d(context_, out, x, w, bias, stride, padding);
@@ -85,7 +75,24 @@ class CpuBackend final : public Backend {
     if (x.bytes() > 0) std::memcpy(out.mut(), x.data, static_cast<size_t>(x.bytes()));
   }
 
+  // Both products in f32, then what joins them.
+  Answer multiply_and_gate(const GatedLinearArgs& call) {
+    const Tensor both = allocate_host_tensor({call.x.dim(0), call.w.dim(0)}, DType::f32);
+    const Ran product = do_linear({both.view, call.x, call.w});
+    cpu::activation(context_, call.out, both.view, Activation::silu_gate);
+    return {.note = product.name};
+  }
+
   Context context_;
+  std::string linear_name_;  // empty: the best that takes the call
+  Implementations<LinearArgs> linear_ = linear_implementations(context_);
+  Implementations<GatedLinearArgs> gated_linear_{
+      "gated_linear", {{"linear and activation", [this](const GatedLinearArgs& c) {
+                          return multiply_and_gate(c);
+                        }}}};
+  Implementations<AttentionArgs> attention_ = attention_implementations(context_);
+  Implementations<SelectBlocksArgs> select_blocks_ = select_blocks_implementations(context_);
+  Implementations<Conv3dArgs> conv3d_ = conv3d_implementations(context_);
 };
 
 }  // namespace
@@ -97,8 +104,7 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   require(options.num_threads >= 0, "cpu: num_threads is ", options.num_threads,
           ", expected 0 (all) or more");
   const int threads = options.num_threads > 0 ? options.num_threads : default_threads();
-  return std::make_unique<CpuBackend>(choose_kernels(options.kernels), threads,
-                                      choose_linear(options.linear));
+  return std::make_unique<CpuBackend>(choose_kernels(options.kernels), threads, options.linear);
 }
 
 }  // namespace orrery::cpu

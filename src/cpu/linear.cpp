@@ -112,29 +112,18 @@ void reference(Context& context, MutView out, View x, View w, const LinearOption
   });
 }
 
-struct Implementation {
-  const char* name;
-  LinearFunction run;
-};
-// The first is the default.
-constexpr std::array kImplementations{Implementation{"onednn", onednn},
-                                      Implementation{"reference", reference}};
-
 }  // namespace
 
-LinearFunction choose_linear(std::string_view name) {
-  std::string names;
-  for (const Implementation& implementation : kImplementations) {
-    if (name.empty() || name == implementation.name) return implementation.run;
-    names += names.empty() ? "" : ", ";
-    names += implementation.name;
-  }
-  fail(ErrorKind::invalid_argument, "cpu linear: \"", name, "\" is not one of ", names);
-}
-
-void linear(Context& context, MutView out, View x, View w, const LinearOptions& options) {
-  const Finish finish{bias_row(context.kernels, options.bias), act(options.activation)};
-  context.linear(context, out, x, w, options, finish);
+Implementations<LinearArgs> linear_implementations(Context& context) {
+  const auto finished = [&context](auto* product) {
+    return [&context, product](const LinearArgs& call) {
+      const Finish finish{bias_row(context.kernels, call.options.bias),
+                          act(call.options.activation)};
+      product(context, call.out, call.x, call.w, call.options, finish);
+      return Answer{};
+    };
+  };
+  return {"linear", {{"onednn", finished(onednn)}, {"reference", finished(reference)}}};
 }
 
 }  // namespace orrery::cpu

@@ -1,9 +1,9 @@
-// The operations of the CPU backend, one function each; backend.h has their contracts.
+// The operations of the CPU backend, one function each, or a list of those that can compute it;
+// backend.h has their contracts.
 #pragma once
 
-#include <string>
-
 #include "backend/backend.h"
+#include "backend/implementations.h"
 #include "cpu/context.h"
 
 namespace orrery::cpu {
@@ -25,23 +25,16 @@ void rms_norm(Context& context, MutView out, View x, View weight, const Norm& no
 void qk_norm_rope(Context& context, MutView out, View x, View weight, View cos, View sin,
                   const Norm& norm);
 
-// linear.cpp
-LinearFunction choose_linear(std::string_view name);  // the default when empty; refuses others
-void linear(Context& context, MutView out, View x, View w, const LinearOptions& options);
+// Lists in the order of preference, for the life of the context: linear.cpp, attention.cpp,
+// select_blocks.cpp, conv.cpp.
+Implementations<LinearArgs> linear_implementations(Context& context);
+Implementations<AttentionArgs> attention_implementations(Context& context);
+Implementations<SelectBlocksArgs> select_blocks_implementations(Context& context);
+Implementations<Conv3dArgs> conv3d_implementations(Context& context);
 
 // conv.cpp
-void conv3d(Context& context, MutView out, View x, View w, View bias, const Conv3d& conv,
-            View residual);
 void conv_transpose1d(Context& context, MutView out, View x, View w, View bias, int64_t stride,
                       int64_t padding);
-
-// attention.cpp. Returns the name of the implementation that ran.
-std::string attention(Context& context, MutView out, View q, View k, View v,
-                      const AttentionPlan& plan);
-
-// select_blocks.cpp
-void select_blocks(Context& context, MutView indices, MutView counts, View q, View k,
-                   const BlockSelection& selection, MutView scores);
 
 inline Act act(Activation kind) {
   switch (kind) {

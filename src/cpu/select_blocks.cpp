@@ -111,108 +111,158 @@ int32_t choose(int32_t* ids, std::vector<int32_t>& order, const float* ranks, co
   return int32_t(next - ids);
 }
 
-}  // namespace
+// One call: what its tasks share, and memory for each thread.
+class Selector {
+ public:
+  Selector(Context& context, const SelectBlocksArgs& call)
+      : context_(context),
+        call_(call),
+        sharing_(call.selection.heads_per_list),
+        lists_(call.q.dim(1) / sharing_),
+        d_(call.q.dim(2)),
+        grid_(call.selection.grid(call.q.dim(0), call.k.dim(0))),
+        choice_{grid_, call.selection.budget(grid_.candidates()),
+                call.selection.mass * double(sharing_)},
+        keeps_all_(call.selection.keeps_all(grid_)),
+        q_cells_(ceil_div(call.q.dim(0), call.selection.cells())),
+        k_cells_(ceil_div(call.k.dim(0), call.selection.cells())),
+        cells_a_row_(call.selection.block_q / call.selection.cells()),
+        cells_a_block_(call.selection.block_k / call.selection.cells()),
+        panels_(context.kernels, k_cells_) {}
 
-void select_blocks(Context& context, MutView indices, MutView counts, View q, View k,
-                   const BlockSelection& selection, MutView scores) {
-  const Kernels& kernels = context.kernels;
-  const int64_t cell = selection.cells(), heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2);
-  const int64_t sharing = selection.heads_per_list, lists = heads / sharing;
-  const BlockGrid grid = selection.grid(q.dim(0), k.dim(0));
-  const int64_t rows = grid.rows, blocks = grid.blocks;
-  const Choice choice{grid, selection.budget(grid.candidates()), selection.mass * double(sharing)};
-  const bool keeps_all = selection.keeps_all(grid);
-
-  const auto ids_of = [&](int64_t list, int64_t row) {
-    return indices.as<int32_t>() + list * indices.stride(0) + row * indices.stride(1);
-  };
-  const auto count = [&](int64_t list, int64_t row) -> int32_t& {
-    return counts.as<int32_t>()[list * counts.stride(0) + row * counts.stride(1)];
-  };
-  const auto keep_all = [&](int64_t list, int64_t row) {
-    std::iota(ids_of(list, row), ids_of(list, row) + blocks, 0);
-    count(list, row) = int32_t(blocks);
-  };
-  if (keeps_all && !scores) {
-    for (int64_t i = 0; i < lists * rows; ++i) keep_all(i / rows, i % rows);
-    return;
+  void run() {
+    if (keeps_all_ && !call_.scores) {
+      for (int64_t i = 0; i < lists_ * grid_.rows; ++i) keep_all(i / grid_.rows, i % grid_.rows);
+      return;
+    }
+    pool_and_pack();
+    // A task takes as many query blocks as fill the row tiles; wide blocks go through in pieces of
+    // cells.
+    const int64_t rows_a_task = std::max<int64_t>(1, kRowStep / cells_a_row_);
+    padded_rows_ = ceil_div(rows_a_task * cells_a_row_, kRowStep) * kRowStep;
+    context_.per_thread.need_each(
+        context_.threads,
+        padded_rows_ * panels_.padded() + cells_a_block_ + (rows_a_task + 2) * grid_.blocks);
+    const auto threads = static_cast<size_t>(context_.threads);
+    orders_.resize(threads);
+    for (auto& order : orders_) order.reserve(size_t(grid_.candidates()));
+    pointers_.assign(threads, std::vector<const float*>(size_t(padded_rows_)));
+    const int64_t tasks = ceil_div(grid_.rows, rows_a_task);
+    parallel_tasks(context_, lists_ * tasks, [&](int64_t task, int thread) {
+      const int64_t list = task / tasks, first = task % tasks * rows_a_task;
+      const int64_t last = std::min(grid_.rows, first + rows_a_task);
+      const float* ranks = rank(list, first, last, thread);
+      for (int64_t row = first; row < last; ++row, ranks += grid_.blocks) {
+        write(list, row, ranks, orders_[size_t(thread)]);
+      }
+    });
   }
 
-  const int64_t q_cells = ceil_div(q.dim(0), cell), k_cells = ceil_div(k.dim(0), cell);
-  const int64_t cells_a_row = selection.block_q / cell, cells_a_block = selection.block_k / cell;
-  const Panels panels(kernels, k_cells);
-  // Pooled queries, pooled keys, and the keys packed.
-  const int64_t packed_floats = panels.padded() * d;
-  float* pooled_q = context.shared.need(heads * q_cells * d + k.dim(1) * k_cells * d);
-  float* pooled_k = pooled_q + heads * q_cells * d;
-  float* packed = context.values.need(k.dim(1) * packed_floats);
-  pool(context, pooled_q, q, cell, selection.scale * std::numbers::log2e_v<float>);
-  pool(context, pooled_k, k, cell, 1.0f);
-  parallel_tasks(context, k.dim(1) * panels.count(), [&](int64_t task, int) {
-    const int64_t head = task / panels.count(), panel = task % panels.count();
-    pack_columns(kernels, packed + head * packed_floats + panels.offset(panel, d),
-                 panels.width(panel), pooled_k, DType::f32,
-                 (head * k_cells + panels.begin(panel)) * d, d, panels.columns(panel), d);
-  });
+ private:
+  int32_t* ids_of(int64_t list, int64_t row) const {
+    const MutView& ids = call_.indices;
+    return ids.as<int32_t>() + list * ids.stride(0) + row * ids.stride(1);
+  }
+  int32_t& count(int64_t list, int64_t row) const {
+    const MutView& counts = call_.counts;
+    return counts.as<int32_t>()[list * counts.stride(0) + row * counts.stride(1)];
+  }
+  void keep_all(int64_t list, int64_t row) const {
+    std::iota(ids_of(list, row), ids_of(list, row) + grid_.blocks, 0);
+    count(list, row) = int32_t(grid_.blocks);
+  }
 
-  // A task takes as many query blocks as fill the row tiles; wide blocks go through in pieces of
-  // cells.
-  const int64_t rows_a_task = std::max<int64_t>(1, kRowStep / cells_a_row);
-  const int64_t cell_rows = rows_a_task * cells_a_row;
-  const int64_t padded_rows = ceil_div(cell_rows, kRowStep) * kRowStep;
-  const int64_t pitch = panels.padded();
-  context.per_thread.need_each(context.threads,
-                               padded_rows * pitch + cells_a_block + (rows_a_task + 2) * blocks);
-  std::vector<std::vector<int32_t>> orders(static_cast<size_t>(context.threads));
-  std::vector<std::vector<const float*>> pointers(static_cast<size_t>(context.threads),
-                                                  std::vector<const float*>(size_t(padded_rows)));
-  for (auto& order : orders) order.reserve(size_t(grid.candidates()));
-  const int64_t tasks = ceil_div(rows, rows_a_task);
-  parallel_tasks(context, lists * tasks, [&](int64_t task, int thread) {
-    const int64_t list = task / tasks, first = task % tasks * rows_a_task;
-    const int64_t cells = std::min(cell_rows, q_cells - first * cells_a_row);
-    const int64_t last = std::min(rows, first + rows_a_task);
-    float* t = context.per_thread.of(thread);
-    float* buffer = t + padded_rows * pitch;
-    float* row_scores = buffer + cells_a_block;
+  // Pooled queries and keys, and the keys packed.
+  void pool_and_pack() {
+    const int64_t heads = call_.q.dim(1), kv_heads = call_.k.dim(1);
+    const int64_t cell = call_.selection.cells();
+    packed_floats_ = panels_.padded() * d_;
+    pooled_q_ = context_.shared.need(heads * q_cells_ * d_ + kv_heads * k_cells_ * d_);
+    float* pooled_k = pooled_q_ + heads * q_cells_ * d_;
+    packed_ = context_.values.need(kv_heads * packed_floats_);
+    pool(context_, pooled_q_, call_.q, cell, call_.selection.scale * std::numbers::log2e_v<float>);
+    pool(context_, pooled_k, call_.k, cell, 1.0f);
+    parallel_tasks(context_, kv_heads * panels_.count(), [&](int64_t task, int) {
+      const int64_t head = task / panels_.count(), panel = task % panels_.count();
+      pack_columns(context_.kernels, packed_ + head * packed_floats_ + panels_.offset(panel, d_),
+                   panels_.width(panel), pooled_k, DType::f32,
+                   (head * k_cells_ + panels_.begin(panel)) * d_, d_, panels_.columns(panel), d_);
+    });
+  }
+
+  // Ranks [last - first, blocks] of rows of one list, in the thread's memory.
+  const float* rank(int64_t list, int64_t first, int64_t last, int thread) {
+    const Kernels& kernels = context_.kernels;
+    const int64_t group = call_.q.dim(1) / call_.k.dim(1), blocks = grid_.blocks;
+    const int64_t pitch = panels_.padded();
+    const int64_t cells = std::min((last - first) * cells_a_row_, q_cells_ - first * cells_a_row_);
+    float* t = context_.per_thread.of(thread);
+    float* buffer = t + padded_rows_ * pitch;
+    float* row_scores = buffer + cells_a_block_;
     float* weights = row_scores + blocks;
     float* ranks = weights + blocks;
-    auto& row = pointers[size_t(thread)];
-    for (int64_t head = list * sharing; head < (list + 1) * sharing; ++head) {
-      for (int64_t i = 0; i < padded_rows; ++i) {
+    auto& row = pointers_[size_t(thread)];
+    for (int64_t head = list * sharing_; head < (list + 1) * sharing_; ++head) {
+      for (int64_t i = 0; i < padded_rows_; ++i) {
         row[size_t(i)] =
-            pooled_q + (head * q_cells + first * cells_a_row + std::min(i, cells - 1)) * d;
+            pooled_q_ + (head * q_cells_ + first * cells_a_row_ + std::min(i, cells - 1)) * d_;
       }
-      multiply(kernels, t, pitch, row.data(), cells, packed + head / group * packed_floats, d,
-               panels, 0, panels.count(), 0, d, false);
+      multiply(kernels, t, pitch, row.data(), cells, packed_ + head / group * packed_floats_, d_,
+               panels_, 0, panels_.count(), 0, d_, false);
       for (int64_t r = 0; r < last - first; ++r) {
-        const int64_t cell_begin = r * cells_a_row;
-        const int64_t cell_count = std::min(cells_a_row, cells - cell_begin);
         float* of_row = ranks + r * blocks;
-        float* to = selection.ranks_by_share() ? row_scores : of_row;
-        for (int64_t b = 0; b < blocks; ++b) {
-          const int64_t k_begin = b * cells_a_block,
-                        k_count = std::min(cells_a_block, k_cells - k_begin);
-          to[b] = log_sum(kernels, t + cell_begin * pitch + k_begin, pitch, cell_count, k_count,
-                          buffer);
-        }
-        if (to != of_row) {
-          add_shares(kernels, of_row, row_scores, weights, blocks, head == list * sharing);
-        }
+        float* to = call_.selection.ranks_by_share() ? row_scores : of_row;
+        score_row(to, t + r * cells_a_row_ * pitch,
+                  std::min(cells_a_row_, cells - r * cells_a_row_), buffer);
+        if (to != of_row)
+          add_shares(kernels, of_row, row_scores, weights, blocks, head == list * sharing_);
       }
     }
-    for (int64_t r = first; r < last; ++r) {
-      const float* of_row = ranks + (r - first) * blocks;
-      if (scores)
-        finish_row(kernels, of_row, scores.mut(), scores.dtype,
-                   list * scores.stride(0) + r * scores.stride(1), blocks, scores.stride(2));
-      if (keeps_all || grid.is_dense(r)) {
-        keep_all(list, r);
-      } else {
-        count(list, r) = choose(ids_of(list, r), orders[size_t(thread)], of_row, choice);
-      }
+    return ranks;
+  }
+
+  // Scores of one row of blocks from the products t of its cells.
+  void score_row(float* scores, const float* t, int64_t cells, float* buffer) const {
+    for (int64_t b = 0; b < grid_.blocks; ++b) {
+      const int64_t begin = b * cells_a_block_;
+      scores[b] = log_sum(context_.kernels, t + begin, panels_.padded(), cells,
+                          std::min(cells_a_block_, k_cells_ - begin), buffer);
     }
-  });
+  }
+
+  void write(int64_t list, int64_t row, const float* ranks, std::vector<int32_t>& order) const {
+    const MutView& scores = call_.scores;
+    if (scores)
+      finish_row(context_.kernels, ranks, scores.mut(), scores.dtype,
+                 list * scores.stride(0) + row * scores.stride(1), grid_.blocks, scores.stride(2));
+    if (keeps_all_ || grid_.is_dense(row))
+      keep_all(list, row);
+    else
+      count(list, row) = choose(ids_of(list, row), order, ranks, choice_);
+  }
+
+  Context& context_;
+  const SelectBlocksArgs& call_;
+  int64_t sharing_, lists_, d_;
+  BlockGrid grid_;
+  Choice choice_;
+  bool keeps_all_;
+  int64_t q_cells_, k_cells_, cells_a_row_, cells_a_block_;
+  Panels panels_;
+  float *pooled_q_ = nullptr, *packed_ = nullptr;
+  int64_t packed_floats_ = 0, padded_rows_ = 0;
+  std::vector<std::vector<int32_t>> orders_;         // by thread
+  std::vector<std::vector<const float*>> pointers_;  // by thread: rows of pooled queries
+};
+
+}  // namespace
+
+Implementations<SelectBlocksArgs> select_blocks_implementations(Context& context) {
+  const auto native = [&context](const SelectBlocksArgs& call) {
+    Selector(context, call).run();
+    return Answer{};
+  };
+  return {"select_blocks", {{"native", native}}};
 }
 
 }  // namespace orrery::cpu

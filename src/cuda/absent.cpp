@@ -23,6 +23,4 @@ Place place_of(const Backend&) { refuse(); }
 
 std::unique_ptr<Timeline> make_timeline(const Backend&) { refuse(); }
 
-const std::string& last_convolution(const Backend&) { refuse(); }
-
 }  // namespace orrery::cuda

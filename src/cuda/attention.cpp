@@ -15,8 +15,8 @@ constexpr int64_t kMaxScoreBytes = int64_t{128} << 20;
 // Below this the reference kernel's one launch beats the two-GEMM form's many.
 constexpr double kManyFlops = 2e8;
 
-Sm90AttentionParams native_params(const MutView& out, const View& q, const View& k, const View& v,
-                                  const AttentionPlan& plan) {
+Sm90AttentionParams native_params(const AttentionArgs& call) {
+  const auto& [out, q, k, v, plan] = call;
   Sm90AttentionParams p;
   p.q = q.data;
   p.k = k.data;
@@ -45,7 +45,12 @@ Sm90AttentionParams native_params(const MutView& out, const View& q, const View&
   return p;
 }
 
-double flops(const View& q, const View& k) { return 4.0 * double(q.numel()) * double(k.dim(0)); }
+double flops(const AttentionArgs& call) {
+  return 4.0 * double(call.q.numel()) * double(call.k.dim(0));
+}
+
+// Whether the choice is ours: one that is slower at a size runs when it is named.
+bool is_unasked(const AttentionArgs& call) { return call.plan.implementation.empty(); }
 
 }  // namespace
 
@@ -62,87 +67,25 @@ Attention::Attention(Context& context, CudnnHandle& handle, Gemm& gemm)
       gemm_(gemm),
       workspace_(context),
       scores_(context),
-      probabilities_(context) {
-  implementations_.push_back({
-      "native",
-      [](const Call& c) -> std::string {
-        if (c.q.dtype != DType::bf16) return "takes bf16 only";
-        const char* reason = sm90_attention_supports(native_params(c.out, c.q, c.k, c.v, c.plan));
-        return reason ? reason : "";
-      },
-      nullptr,
-      [this](const Call& c) { run_native(c); },
-  });
-  implementations_.push_back({
-      "cudnn",
-      [this](const Call& c) -> std::string {
-        if (c.q.dtype != DType::bf16) return "takes bf16 only";
-        if (c.plan.causal || c.plan.mask) return "takes neither a causal mask nor block lists";
-        if (c.k.dim(0) == 0) return "takes at least one key";
-        if (!(c.plan.scale > 0)) return "takes a positive scale";
-        const CudnnPlan& plan = cudnn_plan(c);
-        return plan.graph ? "" : plan.note;
-      },
-      // Wider heads run, ten times slower than as two products.
-      [](const Call& c) { return c.q.dim(2) <= 256; },
-      [this](const Call& c) { run_cudnn(c); },
-  });
-  implementations_.push_back({
-      "gemm",
-      [](const Call& c) -> std::string {
-        // A masked key would still be multiplied by zero, and so must not hold a NaN.
-        if (c.plan.causal || c.plan.mask) return "takes neither a causal mask nor block lists";
-        return c.k.dim(0) == 0 ? "takes at least one key" : "";
-      },
-      [](const Call& c) { return flops(c.q, c.k) > kManyFlops; },
-      [this](const Call& c) { run_gemm(c); },
-  });
-  implementations_.push_back({
-      "reference",
-      [](const Call& c) -> std::string {
-        return c.q.dim(2) <= kMaxReferenceHeadDim
-                   ? ""
-                   : concat("takes head_dim up to ", kMaxReferenceHeadDim);
-      },
-      nullptr,
-      [this](const Call& c) {
-        attention_reference(context_.stream(), c.out, c.q, c.k, c.v, c.plan);
-      },
-  });
+      probabilities_(context),
+      list_("attention", {{"native", [this](const AttentionArgs& c) { return native(c); }},
+                          {"cudnn", [this](const AttentionArgs& c) { return cudnn(c); }},
+                          {"gemm", [this](const AttentionArgs& c) { return this->gemm(c); }},
+                          {"reference", [this](const AttentionArgs& c) { return reference(c); }}}) {
 }
 
 Attention::~Attention() = default;
 
-std::string Attention::run(MutView out, View q, View k, View v, const AttentionPlan& plan) {
-  const Call call{out, q, k, v, plan};
-  std::string refusals;
-  for (const Implementation& implementation : implementations_) {
-    if (!plan.implementation.empty() && plan.implementation != implementation.name) continue;
-    if (plan.implementation.empty() && !implementation.is_automatic(call)) continue;
-    const std::string reason = implementation.refusal(call);
-    if (reason.empty()) {
-      implementation.run(call);
-      return implementation.name;
-    }
-    refusals += concat(refusals.empty() ? "" : "; ", implementation.name, ": ", reason);
-  }
-  if (refusals.empty()) {
-    for (const Implementation& implementation : implementations_) {
-      refusals += concat(refusals.empty() ? "this backend has " : ", ", implementation.name);
-    }
-  }
-  fail(ErrorKind::unsupported,
-       "attention: ", plan.implementation.empty() ? "no implementation" : plan.implementation,
-       " cannot run q ", q.shape, " with k ", k.shape, " ", name_of(q.dtype), " (", refusals, ")");
-}
-
-void Attention::run_native(const Call& c) {
-  const char* problem =
-      sm90_attention(native_params(c.out, c.q, c.k, c.v, c.plan), context_.stream());
+Answer Attention::native(const AttentionArgs& c) {
+  if (c.q.dtype != DType::bf16) return decline("takes bf16 only");
+  const Sm90AttentionParams params = native_params(c);
+  if (const char* reason = sm90_attention_supports(params)) return decline(reason);
+  const char* problem = sm90_attention(params, context_.stream());
   require(problem == nullptr, ErrorKind::device, "attention: native: ", problem ? problem : "");
+  return {};
 }
 
-const Attention::CudnnPlan& Attention::cudnn_plan(const Call& c) {
+const Attention::CudnnPlan& Attention::cudnn_plan(const AttentionArgs& c) {
   std::vector<int64_t> key;
   for (const View& t : {View(c.out), c.q, c.k, c.v}) {
     for (int d = 0; d < 3; ++d) {
@@ -185,8 +128,14 @@ const Attention::CudnnPlan& Attention::cudnn_plan(const Call& c) {
   return plan;
 }
 
-void Attention::run_cudnn(const Call& c) {
+Answer Attention::cudnn(const AttentionArgs& c) {
+  if (is_unasked(c) && c.q.dim(2) > 256) return decline("wide heads run ten times faster as gemm");
+  if (c.q.dtype != DType::bf16) return decline("takes bf16 only");
+  if (c.plan.causal || c.plan.mask) return decline("takes neither a causal mask nor block lists");
+  if (c.k.dim(0) == 0) return decline("takes at least one key");
+  if (!(c.plan.scale > 0)) return decline("takes a positive scale");
   const CudnnPlan& plan = cudnn_plan(c);
+  if (!plan.graph) return decline(plan.note);
   std::vector<CudnnGraph::Binding> bindings{{plan.q, c.q.data},
                                             {plan.k, c.k.data},
                                             {plan.v, c.v.data},
@@ -194,11 +143,16 @@ void Attention::run_cudnn(const Call& c) {
                                             {plan.scale, &c.plan.scale}};
   if (plan.stats) bindings.push_back({plan.stats, c.plan.lse.data});
   plan.graph->run(bindings, workspace_.get(size_t(plan.graph->workspace_bytes())));
+  return {.note = plan.note};
 }
 
 // Scores and values as two products per head, softmax between them, a part of the rows at a time:
 // for wide heads (the VAE's single head of up to 1024) and long f32 sequences.
-void Attention::run_gemm(const Call& c) {
+Answer Attention::gemm(const AttentionArgs& c) {
+  if (is_unasked(c) && flops(c) <= kManyFlops) return decline("few products: many launches");
+  // A masked key would still be multiplied by zero, and so must not hold a NaN.
+  if (c.plan.causal || c.plan.mask) return decline("takes neither a causal mask nor block lists");
+  if (c.k.dim(0) == 0) return decline("takes at least one key");
   const int64_t sq = c.q.dim(0), skv = c.k.dim(0), group = c.q.dim(1) / c.k.dim(1);
   const int64_t step = std::clamp<int64_t>(kMaxScoreBytes / (skv * int64_t(sizeof(float))), 1, sq);
   for (int64_t head = 0; head < c.q.dim(1); ++head) {
@@ -209,12 +163,20 @@ void Attention::run_gemm(const Call& c) {
       const int64_t size = std::min(step, sq - begin);
       const MutView scores = scores_.tensor({size, skv}, DType::f32);
       const MutView probabilities = probabilities_.tensor({size, skv}, q.dtype);
-      gemm_.run(scores, q.slice(0, begin, size), k);
+      gemm_.run({scores, q.slice(0, begin, size), k});
       float* lse = c.plan.lse ? c.plan.lse.as<float>() + head * sq + begin : nullptr;
       softmax_rows(context_.stream(), probabilities, scores, c.plan.scale, lse);
-      gemm_.run(out.slice(0, begin, size), probabilities, v.permute({1, 0}));
+      gemm_.run({out.slice(0, begin, size), probabilities, v.permute({1, 0})});
     }
   }
+  return {};
+}
+
+Answer Attention::reference(const AttentionArgs& c) {
+  if (c.q.dim(2) > kMaxReferenceHeadDim)
+    return decline(concat("takes head_dim up to ", kMaxReferenceHeadDim));
+  attention_reference(context_.stream(), c.out, c.q, c.k, c.v, c.plan);
+  return {};
 }
 
 }  // namespace orrery::cuda

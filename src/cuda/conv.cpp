@@ -80,15 +80,14 @@ constexpr int64_t kMaxColumnBytes = int64_t{64} << 20;
 constexpr int64_t kMaxPairBytes = int64_t{256} << 20;
 constexpr int64_t kPairRows = 8;  // of a tile
 
+constexpr const char* kRowsApart = "takes tensors whose positions are the rows of a matrix";
+
 int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace
 
-struct Convolution::Problem {
-  MutView out;
-  View x, w, bias, residual;  // w [Cout, kd, kh, kw, Cin]
-  Conv3d conv;
-
+// A call whose w is seen as [Cout, kd, kh, kw, Cin], and whose x is f32 where w is.
+struct Convolution::Problem : Conv3dArgs {
   // How the three space axes reach cuDNN: a kernel of depth 1 makes depth a batch, one of height
   // and width 1 makes a plane of (depth, positions); two-dimensional engines are more and faster.
   enum class Fold { planes, columns, none };
@@ -172,7 +171,12 @@ Convolution::Convolution(Context& context, CudnnHandle& handle, Gemm& gemm)
       dense_x_(context),
       dense_out_(context),
       dense_residual_(context),
-      pairs_(context) {}
+      pairs_(context),
+      list_("conv3d", {{"pairs of frames", [this](const Problem& p) { return pairs(p); }},
+                       {"gemm", [this](const Problem& p) { return pointwise(p); }},
+                       {"gemm of columns", [this](const Problem& p) { return columns(p); }},
+                       {"cudnn", [this](const Problem& p) { return cudnn(p); }},
+                       {"direct", [this](const Problem& p) { return direct(p); }}}) {}
 Convolution::~Convolution() = default;
 
 void Convolution::forget(const void* data, size_t bytes) {
@@ -188,18 +192,17 @@ void Convolution::forget(const void* data, size_t bytes) {
 View Convolution::derived(const View& w, Form form) {
   const bool pairs = form == Form::pairs;
   const DType dtype = form == Form::f32 ? DType::f32 : DType::bf16;
-  const Shape shape = pairs ? Shape{4, w.dim(3), w.dim(4), w.dim(0), w.dim(1)}
-                            : Shape{w.dim(0), w.dim(2), w.dim(3), w.dim(4), w.dim(1)};
+  const Shape shape = pairs ? Shape{4, w.dim(2), w.dim(3), w.dim(0), w.dim(4)} : w.shape;
   Tensor& tensor = weights_[{w.data, form}];
   if (tensor.view && tensor.view.shape == shape) return tensor.view;
   context_.require_eager("the first use of a convolution's weights");
   tensor.buffer = context_.allocate(size_t(shape.numel() * size_of(dtype)));
   tensor.view = make_mut_view(tensor.buffer.data(), shape, dtype, DeviceKind::cuda);
   if (!pairs) {
-    copy(context_.stream(), tensor.view, w.permute({0, 2, 3, 4, 1}));
+    copy(context_.stream(), tensor.view, w);
     return tensor.view;
   }
-  const View taps = w.permute({2, 3, 4, 0, 1});
+  const View taps = w.permute({1, 2, 3, 0, 4});
   constexpr float kFactors[4][3] = {{1, 0, 0}, {0.5f, 0.5f, 0.5f}, {0.5f, -0.5f, 0.5f}, {0, 0, 1}};
   for (int64_t product = 0; product < 4; ++product) {
     std::vector<Term> terms;
@@ -212,22 +215,27 @@ View Convolution::derived(const View& w, Form form) {
   return tensor.view;
 }
 
+View Convolution::dense_filter(const Problem& p) {
+  return derived(p.w, p.x.dtype == DType::f32 ? Form::f32 : Form::bf16);
+}
+
 // Three taps in time, two frames at once: two thirds of the products, and of the power they take.
 // Works in bands of rows, since t is twice as large as x.
-bool Convolution::try_pairs(const Problem& p, const View& w) {
+Answer Convolution::pairs(const Problem& p) {
   const Conv3d& conv = p.conv;
+  const View& w = p.w;
   const int64_t cin = p.x.dim(3), cout = p.out.dim(3), frames = p.out.dim(0), width = p.x.dim(2);
   const auto rows_dense = [](const View& t) {
     return !t ||
            (t.dtype == DType::bf16 && t.stride(3) == 1 && t.stride(2) == t.dim(3) &&
             t.stride(1) == t.dim(2) * t.dim(3) && t.stride(0) % 8 == 0 && alignment_of(t) == 16);
   };
-  const bool fits = w.dtype == DType::bf16 && w.dim(2) == 3 && w.dim(3) == 3 && w.dim(4) == 3 &&
+  const bool fits = w.dtype == DType::bf16 && w.dim(1) == 3 && w.dim(2) == 3 && w.dim(3) == 3 &&
                     conv.stride == std::array<int64_t, 3>{1, 1, 1} &&
                     conv.dilation == std::array<int64_t, 3>{1, 1, 1} && rows_dense(p.x) &&
                     rows_dense(p.out) && rows_dense(p.residual) &&
                     (!p.bias || (p.bias.dtype == DType::bf16 && alignment_of(p.bias) == 16));
-  if (!fits) return false;
+  if (!fits) return decline("takes dense bf16, three taps an axis, each next to the other");
   Sm90PairConvParams params;
   params.cin = int(cin);
   params.cout = int(cout);
@@ -239,7 +247,7 @@ bool Convolution::try_pairs(const Problem& p, const View& w) {
   params.pad_columns = int(conv.pad_before[2]);
   params.out = p.out.mut();
   params.residual = p.residual.data;
-  if (sm90_pair_conv_supports(params) != nullptr) return false;
+  if (const char* reason = sm90_pair_conv_supports(params)) return decline(reason);
 
   params.u = derived(w, Form::pairs).data;
   const int64_t pairs = ceil_div(frames, 2), height = p.out.dim(1);
@@ -271,32 +279,31 @@ bool Convolution::try_pairs(const Problem& p, const View& w) {
       require(error == nullptr, ErrorKind::device, "cuda: convolution of pairs of frames: ", error);
     }
   }
-  last_ = "pairs of frames";
-  return true;
+  return {};
 }
 
-bool Convolution::try_pointwise(const Problem& p) {
-  if (p.w.numel() != p.w.dim(0) * p.w.dim(4) || !is_plain(p.conv)) return false;
+Answer Convolution::pointwise(const Problem& p) {
+  if (p.w.numel() != p.w.dim(0) * p.w.dim(4) || !is_plain(p.conv))
+    return decline("takes kernels of one position");
   const std::optional<View> out = as_rows(p.out), x = as_rows(p.x), residual = as_rows(p.residual);
-  if (!out || !x || !residual) return false;
-  LinearOptions options;
-  options.bias = p.bias;
-  options.residual = *residual;
-  gemm_.run(MutView::cast(*out), *x, p.w.reshape({p.w.dim(0), p.w.dim(4)}), options);
-  last_ = "gemm";
-  return true;
+  if (!out || !x || !residual) return decline(kRowsApart);
+  const View w = dense_filter(p).reshape({p.w.dim(0), p.w.dim(4)});
+  return {
+      .note =
+          gemm_.run({MutView::cast(*out), *x, w, {.bias = p.bias, .residual = *residual}}).name};
 }
 
 // A kernel that is a line in time: its few frames side by side are the rows of a product. Several
 // times faster than the engines that cuDNN has for this.
-bool Convolution::try_columns(const Problem& p) {
+Answer Convolution::columns(const Problem& p) {
   const int64_t taps = p.w.dim(1), cin = p.w.dim(4);
-  if (p.w.dim(2) != 1 || p.w.dim(3) != 1 || taps == 1) return false;
   Conv3d flat = p.conv;
   flat.stride[0] = 1;
-  if (!is_plain(flat)) return false;
+  if (p.w.dim(2) != 1 || p.w.dim(3) != 1 || taps == 1 || !is_plain(flat))
+    return decline("takes kernels that are a line in time");
   const std::optional<View> out = as_rows(p.out), residual = as_rows(p.residual);
-  if (!out || !residual) return false;
+  if (!out || !residual) return decline(kRowsApart);
+  const View w = dense_filter(p).reshape({p.w.dim(0), taps * cin});
   // Overlapping windows: frame d' of tap n is frame d' stride + n dilation.
   View windows = p.x;
   windows.shape = {p.out.dim(0), p.x.dim(1), p.x.dim(2), taps, cin};
@@ -309,14 +316,13 @@ bool Convolution::try_columns(const Problem& p) {
     const int64_t frames = std::min(step, p.out.dim(0) - begin), rows = frames * plane;
     const MutView columns = dense_x_.tensor({frames, p.x.dim(1), p.x.dim(2), taps, cin}, p.x.dtype);
     copy(context_.stream(), columns, windows.slice(0, begin, frames));
-    LinearOptions options;
-    options.bias = p.bias;
-    if (*residual) options.residual = residual->slice(0, begin * plane, rows);
-    gemm_.run(MutView::cast(out->slice(0, begin * plane, rows)),
-              columns.reshape({rows, taps * cin}), p.w.reshape({p.w.dim(0), taps * cin}), options);
+    const View added = *residual ? residual->slice(0, begin * plane, rows) : View{};
+    gemm_.run({MutView::cast(out->slice(0, begin * plane, rows)),
+               columns.reshape({rows, taps * cin}),
+               w,
+               {.bias = p.bias, .residual = added}});
   }
-  last_ = "gemm of columns";
-  return true;
+  return {};
 }
 
 const Convolution::Plan& Convolution::plan_for(const Problem& p) {
@@ -377,15 +383,13 @@ void Convolution::run_plan(const Problem& p, const Plan& plan) {
   if (p.bias) bindings.push_back({plan.bias, p.bias.data});
   if (p.residual) bindings.push_back({plan.residual, p.residual.data});
   plan.graph->run(bindings, workspace_.get(size_t(plan.graph->workspace_bytes())));
-  last_ = concat("cudnn (", plan.note, ")");
 }
 
-bool Convolution::try_cudnn(const Problem& p) {
-  if (p.x.dtype != p.out.dtype || !is_dense(p.bias)) {
-    last_ = "mixed types";
-    return false;
-  }
+Answer Convolution::cudnn(const Problem& p) {
+  if (p.x.dtype != p.out.dtype) return decline("takes one type");
+  if (!is_dense(p.bias)) return decline("takes a bias at a multiple of 16 bytes");
   Problem dense = p;
+  dense.w = dense_filter(p);
   if (!is_dense(p.out)) dense.out = dense_out_.tensor(p.out.shape, p.out.dtype);
   if (!is_dense(p.residual))
     dense.residual = dense_residual_.tensor(p.residual.shape, p.residual.dtype);
@@ -401,10 +405,7 @@ bool Convolution::try_cudnn(const Problem& p) {
     dense.conv.pad_before = dense.conv.pad_after = {};
     plan = &plan_for(dense);
   }
-  if (!plan->graph) {
-    last_ = plan->note;
-    return false;
-  }
+  if (!plan->graph) return decline(plan->note);
   const Stream stream = context_.stream();
   if (pads) {
     const MutView to = MutView::cast(dense.x);
@@ -419,21 +420,23 @@ bool Convolution::try_cudnn(const Problem& p) {
     copy(stream, MutView::cast(dense.residual), p.residual);
   run_plan(dense, *plan);
   if (dense.out.data != p.out.data) copy(stream, p.out, dense.out);
-  return true;
+  return {.note = plan->note};
 }
 
-void Convolution::run(MutView out, View x, View w, View bias, const Conv3d& conv, View residual) {
-  Problem p{out, x, {}, bias, residual, conv};
-  if (x.dtype == DType::bf16 && w.dtype != DType::bf16) {
-    const MutView wide = wide_.tensor(x.shape, DType::f32);
-    copy(context_.stream(), wide, x);
+Answer Convolution::direct(const Problem& p) {
+  conv_direct(context_.stream(), p.out, p.x, dense_filter(p), p.bias, p.conv, p.residual);
+  return {};
+}
+
+Ran Convolution::run(const Conv3dArgs& call) {
+  Problem p{call};
+  p.w = call.w.permute({0, 2, 3, 4, 1});
+  if (p.x.dtype == DType::bf16 && p.w.dtype != DType::bf16) {
+    const MutView wide = wide_.tensor(p.x.shape, DType::f32);
+    copy(context_.stream(), wide, p.x);
     p.x = wide;
   }
-  if (try_pairs(p, w)) return;
-  p.w = derived(w, p.x.dtype == DType::f32 ? Form::f32 : Form::bf16);
-  if (try_pointwise(p) || try_columns(p) || try_cudnn(p)) return;
-  last_ = concat("direct (", last_, ")");
-  conv_direct(context_.stream(), out, p.x, p.w, bias, conv, residual);
+  return list_.run(p);
 }
 
 }  // namespace orrery::cuda

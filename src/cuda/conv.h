@@ -1,15 +1,14 @@
-// Channels-last convolution: products where the kernel is a line in time or a point, our Hopper
-// kernel for two frames at a time where it applies, cuDNN plans cached per shape elsewhere, and a
+// Who computes channels-last convolutions on CUDA: our Hopper kernel for two frames at a time,
+// products where the kernel is a point or a line in time, cuDNN plans cached per shape, and a
 // kernel for what cuDNN refuses. Weights are reordered once.
 #pragma once
 
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "backend/backend.h"
+#include "backend/implementations.h"
 #include "cuda/context.h"
 #include "cuda/cudnn_graph.h"
 #include "cuda/gemm.h"
@@ -21,32 +20,29 @@ class Convolution {
   Convolution(Context& context, CudnnHandle& handle, Gemm& gemm);
   ~Convolution();
 
-  // As Backend::conv3d.
-  void run(MutView out, View x, View w, View bias, const Conv3d& conv, View residual);
+  // As Backend::conv3d. The note of cudnn is its engine.
+  Ran run(const Conv3dArgs& call);
 
   // Forgets reordered weights made from memory in this range, which is about to be freed.
   void forget(const void* data, size_t bytes);
-
-  // What ran the last call: "gemm", "pairs of frames", "cudnn (engine 3)", "direct (why not
-  // cudnn)".
-  const std::string& last() const { return last_; }
 
  private:
   struct Problem;
   struct Plan;
 
-  // What is kept of a filter w [Cout, Cin, kd, kh, kw].
+  // What is kept of a filter, seen as w [Cout, kd, kh, kw, Cin].
   enum class Form : uint8_t {
-    f32,    // [Cout, kd, kh, kw, Cin]
-    bf16,   // the same
+    f32,    // dense
+    bf16,   // dense
     pairs,  // u of sm90_conv.h: bf16 [4, kh, kw, Cout, Cin]
   };
   View derived(const View& w, Form form);
-  // Each returns false, having enqueued nothing, when it is not for this problem.
-  bool try_pairs(const Problem& problem, const View& w);
-  bool try_pointwise(const Problem& problem);
-  bool try_columns(const Problem& problem);
-  bool try_cudnn(const Problem& problem);
+  View dense_filter(const Problem& problem);
+  Answer pairs(const Problem& problem);
+  Answer pointwise(const Problem& problem);
+  Answer columns(const Problem& problem);
+  Answer cudnn(const Problem& problem);
+  Answer direct(const Problem& problem);
   const Plan& plan_for(const Problem& problem);
   void run_plan(const Problem& problem, const Plan& plan);
 
@@ -56,7 +52,7 @@ class Convolution {
   Scratch workspace_, wide_, dense_x_, dense_out_, dense_residual_, pairs_;
   std::map<std::pair<const void*, Form>, Tensor> weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<Plan>> plans_;
-  std::string last_;
+  Implementations<Problem> list_;
 };
 
 }  // namespace orrery::cuda

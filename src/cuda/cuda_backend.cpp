@@ -3,10 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <map>
-#include <numbers>
 #include <string>
 
 #include "base/error.h"
@@ -16,15 +14,14 @@
 #include "cuda/cudnn_graph.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels.h"
-#include "cuda/kernels/sm90_select.h"
+#include "cuda/select_blocks.h"
 #include "cuda/transfer.h"
 
 namespace orrery::cuda {
 
 namespace {
 
-// Cell products of block selection and columns of the transposed convolution, at most this much at
-// a time.
+// Columns of the transposed convolution, at most this much at a time.
 constexpr int64_t kMaxPartBytes = int64_t{128} << 20;
 
 class CudaBackend final : public Backend {
@@ -56,14 +53,12 @@ class CudaBackend final : public Backend {
   void await_upload(int lane) override { beside_.await(lane); }
   bool fuses_weights() const override { return true; }
   Place place() const { return {context_.device(), context_.stream(), context_.link()}; }
-  const std::string& last_convolution() const { return convolution_.last(); }
 
  private:
   // First call: run as it is, which fills every cache. Second: record. From then on: launch.
   struct Graph {
     bool is_warm = false;
     cudaGraphExec_t executable = nullptr;
-    std::string last_attention;
   };
   void capture(Graph& graph, const std::function<void()>& fn);
   Stream stream() const { return context_.stream(); }
@@ -108,10 +103,8 @@ class CudaBackend final : public Backend {
   void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) override {
     cuda::gather_rows(stream(), out, table, ids);
   }
-  void do_linear(MutView out, View x, View w, const LinearOptions& options) override {
-    gemm_.run(out, x, w, options);
-  }
-  void do_gated_linear(MutView out, View x, View w) override { gemm_.run_gated(out, x, w); }
+  Ran do_linear(const LinearArgs& call) override { return gemm_.run(call); }
+  Ran do_gated_linear(const GatedLinearArgs& call) override { return gemm_.run_gated(call); }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cuda::rms_norm(stream(), out, x, weight, norm);
   }
@@ -119,18 +112,9 @@ class CudaBackend final : public Backend {
                        const Norm& norm) override {
     cuda::qk_norm_rope(stream(), out, x, weight, cos, sin, norm);
   }
-  void do_attention(MutView out, View q, View k, View v, const AttentionPlan& plan) override {
-    last_attention_ = attention_.run(out, q, k, v, plan);
-  }
-  void do_select_blocks(MutView indices, MutView counts, View q, View k,
-                        const BlockSelection& selection, MutView scores) override;
-  bool try_native_select(const MutView& indices, const MutView& counts, const View& q,
-                         const View& k, const BlockSelection& selection, const TopBlocks& top,
-                         const MutView& scores);
-  void do_conv3d(MutView out, View x, View w, View bias, const Conv3d& conv,
-                 View residual) override {
-    convolution_.run(out, x, w, bias, conv, residual);
-  }
+  Ran do_attention(const AttentionArgs& call) override { return attention_.run(call); }
+  Ran do_select_blocks(const SelectBlocksArgs& call) override { return selector_.run(call); }
+  Ran do_conv3d(const Conv3dArgs& call) override { return convolution_.run(call); }
   void do_conv_transpose1d(MutView out, View x, View w, View bias, int64_t stride,
                            int64_t padding) override;
   void do_snake(MutView out, View x, View alpha, View beta) override {
@@ -144,8 +128,8 @@ class CudaBackend final : public Backend {
   Gemm gemm_{context_};
   Convolution convolution_{context_, cudnn_, gemm_};
   Attention attention_{context_, cudnn_, gemm_};
-  Scratch flag_{context_}, q_cells_{context_}, k_cells_{context_}, products_{context_},
-      scores_{context_}, ranks_{context_};
+  BlockSelector selector_{context_, gemm_};
+  Scratch flag_{context_}, products_{context_};
   std::map<std::string, Graph, std::less<>> graphs_;
 };
 
@@ -160,7 +144,6 @@ void CudaBackend::do_replay(const std::string& key, const std::function<void()>&
   }
   if (!graph.executable) capture(graph, fn);
   check(cudaGraphLaunch(graph.executable, stream()));
-  last_attention_ = graph.last_attention;
 }
 
 void CudaBackend::capture(Graph& graph, const std::function<void()>& fn) {
@@ -186,7 +169,6 @@ void CudaBackend::capture(Graph& graph, const std::function<void()>& fn) {
   cudaGraphDestroy(recorded);
   check(made);
   context_.has_graphs = true;
-  graph.last_attention = last_attention_;
 }
 
 bool CudaBackend::do_all_finite(View x) {
@@ -197,97 +179,6 @@ bool CudaBackend::do_all_finite(View x) {
   int32_t found = 0;
   transfer_.download(&found, flag, sizeof found);
   return found == 0;
-}
-
-void CudaBackend::do_select_blocks(MutView indices, MutView counts, View q, View k,
-                                   const BlockSelection& selection, MutView scores) {
-  const int64_t heads = q.dim(1), group = heads / k.dim(1), d = q.dim(2), cell = selection.cells();
-  const int64_t q_count = (q.dim(0) + cell - 1) / cell, k_count = (k.dim(0) + cell - 1) / cell;
-  const int64_t cells_q = selection.block_q / cell, cells_k = selection.block_k / cell;
-  const int64_t sharing = selection.heads_per_list;
-  TopBlocks top;
-  top.grid = selection.grid(q.dim(0), k.dim(0));
-  top.budget = selection.budget(top.grid.candidates());
-  top.mass = float(selection.mass * double(sharing));
-
-  if (try_native_select(indices, counts, q, k, selection, top, scores)) return;
-  const bool needs_ranks = scores || !selection.keeps_all(top.grid);
-  MutView q_cells, k_cells;
-  if (needs_ranks) {
-    q_cells = q_cells_.tensor({heads, q_count, d}, q.dtype);
-    k_cells = k_cells_.tensor({k.dim(1), k_count, d}, k.dtype);
-    // In base 2, so that the exponential of a product is the weight of a cell pair.
-    cuda::pool_cells(stream(), q_cells, q, selection.scale * std::numbers::log2e_v<float>);
-    cuda::pool_cells(stream(), k_cells, k, 1.0f);
-  }
-  const int64_t rows = top.grid.rows, blocks = top.grid.blocks;
-  const int64_t row_bytes = cells_q * std::max<int64_t>(1, k_count) * int64_t(sizeof(float));
-  const int64_t step = std::clamp<int64_t>(kMaxPartBytes / row_bytes, 1, rows);
-  for (int64_t list = 0; list < heads / sharing; ++list) {
-    for (int64_t begin = 0; begin < rows; begin += step) {
-      const int64_t size = std::min(step, rows - begin);
-      MutView ranks;
-      if (needs_ranks) {
-        ranks = scores ? scores.select(0, list).slice(0, begin, size)
-                       : ranks_.tensor({size, blocks}, DType::f32);
-        const MutView of_head =
-            selection.ranks_by_share() ? scores_.tensor({size, blocks}, DType::f32) : ranks;
-        for (int64_t head = list * sharing; head < (list + 1) * sharing; ++head) {
-          const int64_t first = begin * cells_q, count = std::min(q_count - first, size * cells_q);
-          const MutView products = products_.tensor({count, k_count}, DType::f32);
-          gemm_.run(products, q_cells.select(0, head).slice(0, first, count),
-                    k_cells.select(0, head / group));
-          cuda::score_blocks(stream(), of_head, products, cells_q, cells_k);
-          if (selection.ranks_by_share())
-            cuda::add_shares(stream(), ranks, of_head, head == list * sharing);
-        }
-      }
-      TopBlocks here = top;
-      here.first_row = begin;
-      cuda::top_blocks(stream(), indices.select(0, list).slice(0, begin, size),
-                       counts.select(0, list).slice(0, begin, size),
-                       selection.keeps_all(top.grid) ? View{} : ranks, here);
-    }
-  }
-}
-
-bool CudaBackend::try_native_select(const MutView& indices, const MutView& counts, const View& q,
-                                    const View& k, const BlockSelection& selection,
-                                    const TopBlocks& top, const MutView& scores) {
-  if (q.dtype != DType::bf16 || k.dtype != DType::bf16) return false;
-  if (!indices.contiguous() || !counts.contiguous() || (scores && !scores.contiguous()))
-    return false;
-  if ((q.dim(1) > 1 && q.stride(1) != q.dim(2)) || (k.dim(1) > 1 && k.stride(1) != k.dim(2)))
-    return false;
-  Sm90SelectParams p;
-  p.q = q.data;
-  p.k = k.data;
-  p.sq = q.dim(0);
-  p.skv = k.dim(0);
-  p.hq = int(q.dim(1));
-  p.hkv = int(k.dim(1));
-  p.head_dim = int(q.dim(2));
-  p.q_stride = q.stride(0);
-  p.k_stride = k.stride(0);
-  p.scale = selection.scale;
-  p.block_q = int(selection.block_q);
-  p.block_k = int(selection.block_k);
-  p.heads_per_list = int(selection.heads_per_list);
-  p.head_end = int(top.grid.head_end);
-  p.tail_begin = int(top.grid.tail_begin);
-  p.budget = int(top.budget);
-  p.mass = top.mass;
-  p.dense_head_end = int(top.grid.dense_head_end);
-  p.dense_tail_begin = int(top.grid.dense_tail_begin);
-  p.indices = indices.as<int32_t>();
-  p.counts = counts.as<int32_t>();
-  p.capacity = int(indices.dim(2));
-  p.scores = scores ? scores.as<float>() : nullptr;
-  if (sm90_select_supports(p)) return false;
-  p.workspace = q_cells_.get(sm90_select_workspace(p));
-  const char* problem = sm90_select(p, stream());
-  require(problem == nullptr, ErrorKind::device, "select_blocks: native: ", problem ? problem : "");
-  return true;
 }
 
 // The sum over input channels is a product with w as [Cout k, Cin]; the sum over taps that meet in
@@ -306,7 +197,7 @@ void CudaBackend::do_conv_transpose1d(MutView out, View x, View w, View bias, in
     const int64_t last = std::min(x.dim(0) - 1, (begin + size - 1 + padding) / stride);
     const int64_t count = std::max<int64_t>(0, last - first + 1);
     const MutView product = products_.tensor({std::max<int64_t>(1, count), columns}, DType::f32);
-    if (count > 0) gemm_.run(product, x.slice(0, first, count), factor);
+    if (count > 0) gemm_.run({product, x.slice(0, first, count), factor});
     cuda::fold(stream(), out.slice(0, begin, size), product.slice(0, 0, count), bias,
                {stride, padding, taps, begin, first});
   }
@@ -327,9 +218,5 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
 bool is_cuda_built() { return true; }
 
 Place place_of(const Backend& backend) { return as_cuda(backend).place(); }
-
-const std::string& last_convolution(const Backend& backend) {
-  return as_cuda(backend).last_convolution();
-}
 
 }  // namespace orrery::cuda

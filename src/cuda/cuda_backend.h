@@ -37,7 +37,4 @@ Place place_of(const Backend& backend);
 // For the work of a backend made by make_cuda_backend() and of its communicators; on its thread.
 std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 
-// What ran the backend's last convolution: "gemm", "cudnn (engine 3)" or "direct (why not cudnn)".
-const std::string& last_convolution(const Backend& backend);
-
 }  // namespace orrery::cuda

@@ -19,8 +19,8 @@ namespace {
 
 // Enough for the split-K and stream-K kernels of Hopper.
 constexpr size_t kWorkspace = size_t{64} << 20;
-// Smaller bf16 results take our epilogue: the library's kernels for them round the product before
-// they add bias or residual.
+// Smaller bf16 results go through f32 sums and our epilogue: the library's kernels for them round
+// the product before they add bias or residual.
 constexpr int64_t kMinFusedSize = int64_t{1} << 20;
 // Results that need an epilogue of our own pass through f32 in parts of at most this size.
 constexpr int64_t kMaxPartBytes = int64_t{256} << 20;
@@ -130,18 +130,18 @@ class Plan {
 
   bool found() const { return found_; }
 
-  void run(cublasLtHandle_t handle, const MutView& out, const View& x, const View& w,
-           const LinearOptions& options, void* workspace, Stream stream) const {
-    if (options.bias) {
-      const void* bias = options.bias.data;
+  void run(cublasLtHandle_t handle, const LinearArgs& call, void* workspace, Stream stream) const {
+    if (call.options.bias) {
+      const void* bias = call.options.bias.data;
       check_cublas(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias));
     }
-    const float one = 1.0f, beta = options.residual ? 1.0f : 0.0f;
-    const void* residual = options.residual ? options.residual.data : out.data;
-    check_cublas(cublasLtMatmul(handle, operation_, &one, w.data, w_.get(), x.data, x_.get(), &beta,
-                                residual, residual_.get(), out.mut(), out_.get(), &algorithm_,
-                                workspace, kWorkspace, stream));
+    const View& residual = call.options.residual;
+    const float one = 1.0f, beta = residual ? 1.0f : 0.0f;
+    check_cublas(cublasLtMatmul(handle, operation_, &one, call.w.data, w_.get(), call.x.data,
+                                x_.get(), &beta, residual ? residual.data : call.out.data,
+                                residual_.get(), call.out.mut(), out_.get(), &algorithm_, workspace,
+                                kWorkspace, stream));
   }
 
  private:
@@ -158,6 +158,26 @@ class Plan {
 
 // Whether the rows of a matrix lie apart, as a library needs (a broadcast row does not).
 bool has_matrix_rows(const View& view) { return view.dim(0) <= 1 || view.stride(0) >= view.dim(1); }
+
+// Why the library's own product and epilogue are not for this call; empty: they are. It has no
+// activations.
+std::string library_reason(const LinearArgs& call) {
+  const auto& [bias, residual, activation] = call.options;
+  const bool is_narrow = call.x.dtype == DType::bf16 && call.w.dtype == DType::bf16;
+  const bool is_full =
+      call.x.dtype == DType::f32 && call.w.dtype == DType::f32 && call.out.dtype == DType::f32;
+  if (activation != Activation::none) return "has no activations";
+  if (!is_narrow && !is_full) return "multiplies bf16 with bf16, or f32 with f32 to f32";
+  if (call.w.dim(1) == 0) return "takes at least one column";
+  if (residual && (residual.dtype != call.out.dtype || !has_matrix_rows(residual)))
+    return "takes a residual of the output's type, with rows that lie apart";
+  if (bias && bias.dtype != call.out.dtype) return "takes a bias of the output's type";
+  if ((bias || residual) && call.out.dtype == DType::bf16 && call.out.numel() < kMinFusedSize)
+    return "would round a small result before it adds bias or residual";
+  if (!has_matrix_rows(call.x)) return "takes x with rows that lie apart";
+  if (bias && alignment_of(bias.data) < 16) return "takes a bias at a multiple of 16 bytes";
+  return "";
+}
 
 }  // namespace
 
@@ -180,27 +200,13 @@ struct Gemm::State {
     return copied;
   }
 
-  // True when the library ran it, which takes no activation.
-  bool try_library(const MutView& out, const View& x, const View& w, const LinearOptions& options) {
-    const bool is_narrow = x.dtype == DType::bf16 && w.dtype == DType::bf16;
-    const bool is_full = x.dtype == DType::f32 && w.dtype == DType::f32 && out.dtype == DType::f32;
-    if (!is_narrow && !is_full) return false;
-    if (w.dim(1) == 0) return false;
-    if (options.residual &&
-        (options.residual.dtype != out.dtype || !has_matrix_rows(options.residual)))
-      return false;
-    if (options.bias && options.bias.dtype != out.dtype) return false;
-    const bool is_fused = options.bias || options.residual;
-    if (is_fused && out.dtype == DType::bf16 && out.numel() < kMinFusedSize) return false;
-    if (!has_matrix_rows(x)) return false;
-    Problem problem{weight_of(w),
-                    matrix_of(x),
-                    options.residual ? matrix_of(options.residual) : matrix_of(out),
-                    matrix_of(out),
-                    options.bias.dtype,
-                    static_cast<bool>(options.bias)};
-    if (options.bias && alignment_of(options.bias.data) < 16) return false;
-    const Stream stream = context.stream();
+  // The library's kernel for a call that library_reason() lets pass; null when it has none.
+  const Plan* plan_for(const LinearArgs& call) {
+    const auto& [bias, residual, activation] = call.options;
+    const Problem problem{
+        weight_of(call.w),   matrix_of(call.x), matrix_of(residual ? residual : View(call.out)),
+        matrix_of(call.out), bias.dtype,        static_cast<bool>(bias)};
+    context.stream();  // makes the device current
     if (!handle) check_cublas(cublasLtCreate(&handle));
     auto it = plans.find(problem);
     if (it == plans.end()) {
@@ -209,53 +215,72 @@ struct Gemm::State {
                         std::forward_as_tuple(handle, problem))
                .first;
     }
-    if (!it->second.found()) return false;
-    it->second.run(handle, out, x, w, options, workspace.get(kWorkspace), stream);
-    return true;
+    return it->second.found() ? &it->second : nullptr;
   }
 
-  // The product in f32 scratch, then our epilogue with its one rounding; in row parts to bound the
-  // scratch. False when the library refuses the product.
-  bool try_in_parts(const MutView& out, const View& x, const View& w,
-                    const LinearOptions& options) {
-    const int64_t width = w.dim(0);  // twice out's behind a gate
+  void run(const Plan& plan, const LinearArgs& call) {
+    plan.run(handle, call, workspace.get(kWorkspace), context.stream());
+  }
+
+  // The library's product with its own epilogue.
+  Answer fused(const LinearArgs& call) {
+    if (std::string reason = library_reason(call); !reason.empty()) return decline(reason);
+    const Plan* plan = plan_for(call);
+    if (plan == nullptr) return decline("cuBLASLt has no kernel");
+    run(*plan, call);
+    return {};
+  }
+
+  // The library's product as f32 sums in scratch, then our epilogue (silu_gate too), which rounds
+  // once. Goes through the rows in parts, to bound the scratch.
+  Answer with_epilogue(const LinearArgs& call) {
+    const int64_t width = call.w.dim(0);  // twice out's behind a gate
     const int64_t step = std::max<int64_t>(1, kMaxPartBytes / (width * int64_t(sizeof(float))));
-    for (int64_t begin = 0; begin < out.dim(0); begin += step) {
-      const int64_t size = std::min(step, out.dim(0) - begin);
-      const MutView product = product_scratch.tensor({size, width}, DType::f32);
-      if (w.dim(1) == 0)
-        fill(context.stream(), product, 0.0f);
-      else if (!try_library(product, x.slice(0, begin, size), w, {}))
-        return false;
-      const View residual = options.residual ? options.residual.slice(0, begin, size) : View{};
-      epilogue(context.stream(), out.slice(0, begin, size), product, options.bias, residual,
-               options.activation);
-    }
-    return true;
+    const auto each_part = [&](const auto& fn) {
+      for (int64_t begin = 0; begin < call.out.dim(0); begin += step) {
+        const int64_t size = std::min(step, call.out.dim(0) - begin);
+        const MutView sums = product_scratch.tensor({size, width}, DType::f32);
+        if (!fn(LinearArgs{sums, call.x.slice(0, begin, size), call.w}, begin, size)) return false;
+      }
+      return true;
+    };
+    const bool is_empty = call.w.dim(1) == 0;
+    std::string reason;
+    const bool has_plans = is_empty || each_part([&](const LinearArgs& part, int64_t, int64_t) {
+                             reason = library_reason(part);
+                             if (reason.empty() && plan_for(part) == nullptr)
+                               reason = "cuBLASLt has no kernel";
+                             return reason.empty();
+                           });
+    if (!has_plans) return decline(reason);
+    each_part([&](const LinearArgs& part, int64_t begin, int64_t size) {
+      if (is_empty)
+        fill(context.stream(), part.out, 0.0f);
+      else
+        run(*plan_for(part), part);
+      const auto& [bias, residual, activation] = call.options;
+      epilogue(context.stream(), call.out.slice(0, begin, size), part.out, bias,
+               residual ? residual.slice(0, begin, size) : View{}, activation);
+      return true;
+    });
+    return {};
   }
 
-  bool try_run(const MutView& out, const View& x, const View& w, const LinearOptions& options) {
-    if (options.activation == Activation::none && try_library(out, x, w, options)) return true;
-    return try_in_parts(out, x, w, options);
-  }
-};
-
-Gemm::Gemm(Context& context) : state_(std::make_unique<State>(context)) {}
-Gemm::~Gemm() = default;
-
-void Gemm::run(MutView out, View x, View w, const LinearOptions& options) {
-  State& s = *state_;
-  if (s.try_run(out, x, w, options)) return;
   // Mixed types, broadcast rows, or strides the library refuses: dense f32 copies of both factors.
-  const View wide_w = s.as_f32(s.w_scratch, w), wide_x = s.as_f32(s.x_scratch, x);
-  require(s.try_run(out, wide_x, wide_w, options), ErrorKind::device,
-          "linear: cuBLASLt has no f32 kernel for ", x.shape, " x ", w.shape, "^T");
-}
+  Answer widened(const LinearArgs& call) {
+    LinearArgs wide = call;
+    wide.w = as_f32(w_scratch, call.w);
+    wide.x = as_f32(x_scratch, call.x);
+    const Answer answer = fused(wide);
+    return answer.ran ? answer : with_epilogue(wide);
+  }
 
-void Gemm::run_gated(MutView out, View x, View w) {
-  const bool is_narrow =
-      x.dtype == DType::bf16 && w.dtype == DType::bf16 && out.dtype == DType::bf16;
-  if (is_narrow && x.dim(0) >= kMinGatedRows && w.stride(1) == 1) {
+  Answer native_gate(const GatedLinearArgs& call) {
+    const auto& [out, x, w] = call;
+    if (x.dtype != DType::bf16 || w.dtype != DType::bf16 || out.dtype != DType::bf16)
+      return decline("takes bf16 only");
+    if (x.dim(0) < kMinGatedRows) return decline("few rows: the library splits the weights better");
+    if (w.stride(1) != 1) return decline("takes weights with contiguous rows");
     Sm90GateParams params;
     params.x = x.data;
     params.w = w.data;
@@ -266,13 +291,29 @@ void Gemm::run_gated(MutView out, View x, View w) {
     params.m = x.dim(0);
     params.n = out.dim(1);
     params.k = x.dim(1);
-    if (sm90_gate_supports(params) == nullptr) {
-      const char* error = sm90_gate(params, state_->context.stream());
-      require(error == nullptr, ErrorKind::device, "gated_linear: ", error);
-      return;
-    }
+    if (const char* reason = sm90_gate_supports(params)) return decline(reason);
+    const char* error = sm90_gate(params, context.stream());
+    require(error == nullptr, ErrorKind::device, "gated_linear: native: ", error);
+    return {};
   }
-  run(out, x, w, {.activation = Activation::silu_gate});
-}
+};
+
+Gemm::Gemm(Context& context)
+    : state_(std::make_unique<State>(context)),
+      linear_(
+          "linear",
+          {{"cublaslt", [this](const LinearArgs& c) { return state_->fused(c); }},
+           {"cublaslt, epilogue", [this](const LinearArgs& c) { return state_->with_epilogue(c); }},
+           {"cublaslt, widened", [this](const LinearArgs& c) { return state_->widened(c); }}}),
+      gated_(
+          "gated_linear",
+          {{"native", [this](const GatedLinearArgs& c) { return state_->native_gate(c); }},
+           {"linear and activation", [this](const GatedLinearArgs& c) -> Answer {
+              return {.note = run({c.out, c.x, c.w, {.activation = Activation::silu_gate}}).name};
+            }}}) {}
+Gemm::~Gemm() = default;
+
+Ran Gemm::run(const LinearArgs& call) { return linear_.run(call); }
+Ran Gemm::run_gated(const GatedLinearArgs& call) { return gated_.run(call); }
 
 }  // namespace orrery::cuda

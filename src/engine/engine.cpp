@@ -222,14 +222,7 @@ class Stages {
     backend_.synchronize();
     record_.stages.push_back({name, seconds_since(start_), total_flops(backend_.stats()),
                               static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC});
-    for (const auto& [op, stats] : backend_.stats()) {
-      if (stats.seconds == 0) continue;
-      OpStats& sum = record_.operations[op];
-      sum.calls += stats.calls;
-      sum.flops += stats.flops;
-      sum.bytes += stats.bytes;
-      sum.seconds += stats.seconds;
-    }
+    add(record_.operations, backend_.stats());
     report(total);
   }
   void report(int64_t done) const {

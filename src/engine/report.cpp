@@ -127,14 +127,19 @@ Json operations_json(const OpTable& table) {
   Json out = Json::object();
   for (const auto& [name, op] : table) {
     Json entry = Json::object();
-    entry.set("calls", op.calls)
-        .set("flops", op.flops)
-        .set("bytes", op.bytes)
-        .set("seconds", op.seconds);
+    entry.set("calls", op.calls).set("flops", op.flops).set("bytes", op.bytes);
     if (op.seconds > 0) {
-      entry.set("gflops_per_second", op.flops / op.seconds * 1e-9);
-      entry.set("gbytes_per_second", op.bytes / op.seconds * 1e-9);
+      entry.set("seconds", op.seconds)
+          .set("gflops_per_second", op.flops / op.seconds * 1e-9)
+          .set("gbytes_per_second", op.bytes / op.seconds * 1e-9);
     }
+    Json implementations = Json::object();
+    for (const auto& [who, share] : op.implementations) {
+      Json part = Json::object().set("calls", share.calls);
+      if (share.seconds > 0) part.set("seconds", share.seconds);
+      implementations.set(who, std::move(part));
+    }
+    if (!op.implementations.empty()) entry.set("implementations", std::move(implementations));
     out.set(name, std::move(entry));
   }
   return out;
@@ -295,8 +300,7 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
                            .set("kept_share", kept_share(attention_use(record.dispatch)))
                            .set("warm_up", record.warm_up)
                            .set("dispatch", dispatch_json(record)));
-  if (!record.operations.empty()) out.set("operations", operations_json(record.operations));
-  return out;
+  return out.set("operations", operations_json(record.operations));
 }
 
 std::string to_json(const Plan& plan) {

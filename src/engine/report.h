@@ -24,7 +24,7 @@ struct StageTime {
 struct RunRecord {
   std::vector<StageTime> stages;
   std::vector<double> step_seconds;
-  OpTable operations;  // empty unless profiling
+  OpTable operations;  // of all stages
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
   int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
   MemoryState device_memory;  // at the end; zeros without a device

@@ -7,98 +7,46 @@ namespace {
 
 ORRERY_CONFORMANCE(Convolution);
 
-struct ConvCase {
-  const char* what;
-  Shape x;  // [D, H, W, Cin]
-  int64_t cout;
-  std::array<int64_t, 3> kernel;
-  Conv3d conv;
-};
-
-const ConvCase kCases[] = {
-    {"causal 3x3x3, 24 channels",
-     {3, 9, 35, 24},
-     24,
-     {3, 3, 3},
-     {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
-    {"causal 3x3x3 with cached frames",
-     {4, 6, 7, 8},
-     16,
-     {3, 3, 3},
-     {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"odd channels", {2, 5, 6, 3}, 4, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
-    {"twelve to three", {1, 8, 40, 12}, 3, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {2, 1, 1}, {0, 1, 1}}},
-    {"one channel", {1, 4, 4, 1}, 1, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"pointwise", {2, 5, 17, 48}, 96, {1, 1, 1}, {}},
-    {"pointwise, many channels", {1, 3, 5, 400}, 330, {1, 1, 1}, {}},
-    {"time only", {5, 4, 6, 16}, 32, {3, 1, 1}, {{1, 1, 1}, {1, 1, 1}, {2, 0, 0}, {0, 0, 0}}},
-    {"time only, stride 2",
-     {5, 4, 6, 16},
-     16,
-     {3, 1, 1},
-     {{2, 1, 1}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}}},
-    {"3x3 per frame", {2, 12, 33, 40}, 40, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"stride 2, padded right and bottom",
-     {2, 10, 12, 24},
-     24,
-     {1, 3, 3},
-     {{1, 2, 2}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}}},
-    {"1-D", {1, 1, 301, 20}, 28, {1, 1, 7}, {{1, 1, 1}, {1, 1, 1}, {0, 0, 3}, {0, 0, 3}}},
-    {"1-D dilated", {1, 1, 301, 20}, 28, {1, 1, 7}, {{1, 1, 1}, {1, 1, 9}, {0, 0, 27}, {0, 0, 27}}},
-    {"dilated everywhere",
-     {6, 7, 8, 5},
-     9,
-     {2, 2, 3},
-     {{1, 2, 1}, {3, 2, 2}, {1, 1, 2}, {2, 1, 2}}},
-    {"channels deeper than a slice",
-     {1, 3, 4, 150},
-     20,
-     {1, 3, 3},
-     {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}},
-    {"kernel larger than the input",
-     {1, 2, 2, 8},
-     8,
-     {3, 5, 5},
-     {{1, 1, 1}, {1, 1, 1}, {2, 2, 2}, {0, 2, 2}}},
-    {"far padding", {1, 2, 2, 8}, 8, {1, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {1, 5, 4}, {1, 3, 6}}},
-};
-
 TEST_P(Convolution, EveryShape) {
-  for (const ConvCase& c : kCases) {
+  for (const ConvCase& c : conv_cases(Scale::test)) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       for (Layout layout : {Layout::contiguous, Layout::pitched, Layout::outer_gaps}) {
-        SCOPED_TRACE(testing::Message()
-                     << c.what << " " << name_of(dtype) << " layout " << int(layout));
-        TestTensor x(*backend_, c.x, dtype, layout);
-        TestTensor w(*backend_, {c.cout, c.x[3], c.kernel[0], c.kernel[1], c.kernel[2]},
-                     layout == Layout::pitched ? DType::bf16 : dtype);
-        TestTensor bias(*backend_, {c.cout}, dtype);
-        x.randomise(1);
-        w.randomise(2, 0.3);
-        bias.randomise(3);
-        Shape shape{0, 0, 0, c.cout};
-        for (int i = 0; i < 3; ++i) {
-          const auto a = size_t(i);
-          shape[i] = (c.x[i] + c.conv.pad_before[a] + c.conv.pad_after[a] -
-                      c.conv.dilation[a] * (c.kernel[a] - 1) - 1) /
-                         c.conv.stride[a] +
-                     1;
-        }
-        TestTensor residual(*backend_, shape, dtype, layout);
-        residual.randomise(4);
-        TestTensor out = poisoned(*backend_, shape, dtype, layout);
+        SCOPED_TRACE(concat(c.name, " ", name_of(dtype), " layout ", int(layout)));
         const bool full = layout != Layout::contiguous;
-        const View b = full ? View(bias.device()) : View{},
-                   r = full ? View(residual.device()) : View{};
-        const View hb = full ? bias.host() : View{}, hr = full ? residual.host() : View{};
-        backend_->conv3d(out.device(), x.device(), w.device(), b, c.conv, r);
-        reference::Values size = reference::conv3d(absolute(*backend_, x).host(),
-                                                   absolute(*backend_, w).host(), {}, c.conv, {});
+        const ConvVariant variant{dtype, layout == Layout::pitched ? DType::bf16 : dtype, layout,
+                                  full, full};
+        TestTensors tensors(*backend_);
+        const Conv3dArgs device = arguments(c, variant, tensors.on_device()),
+                         host = arguments(c, variant, tensors.on_host()),
+                         sizes = arguments(c, variant, tensors.in_absolute_values());
+        backend_->conv3d(device.out, device.x, device.w, device.bias, c.conv, device.residual);
+        reference::Values size = reference::conv3d(sizes.x, sizes.w, {}, c.conv, {});
         for (double& value : size) value += 4;
-        const double depth = double(w.host().numel() / c.cout);
-        expect_close(out, reference::conv3d(x.host(), w.host(), hb, c.conv, hr),
-                     2 + std::sqrt(depth), 1, size);
+        expect_close(tensors.out(),
+                     reference::conv3d(host.x, host.w, host.bias, c.conv, host.residual),
+                     2 + std::sqrt(c.depth()), 1, size);
       }
+    }
+  }
+}
+
+// Each extra by itself, of weights in any type.
+TEST_P(Convolution, BiasOrResidualAndMixedTypes) {
+  const ConvCase c{"", {4, 8, 9, 32}, 16, {3, 3, 3}, {{1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0, 1, 1}}};
+  for (const auto& [x, w] : {std::pair{DType::f32, DType::f32},
+                             {DType::bf16, DType::bf16},
+                             {DType::f32, DType::f16},
+                             {DType::bf16, DType::f32}}) {
+    for (int extras = 0; extras < 4; ++extras) {
+      SCOPED_TRACE(concat(name_of(x), " ", name_of(w), " extras ", extras));
+      const ConvVariant variant{x, w, Layout::pitched, (extras & 1) != 0, (extras & 2) != 0};
+      TestTensors tensors(*backend_);
+      const Conv3dArgs device = arguments(c, variant, tensors.on_device()),
+                       host = arguments(c, variant, tensors.on_host());
+      backend_->conv3d(device.out, device.x, device.w, device.bias, c.conv, device.residual);
+      expect_within(tensors.out(),
+                    reference::conv3d(host.x, host.w, host.bias, c.conv, host.residual),
+                    tolerance(x));
     }
   }
 }

@@ -27,12 +27,17 @@ TEST_P(Elementwise, CopyConvertsAndMovesAnyLayout) {
       {"transpose of short rows", {3, 517}, Layout::pitched, Layout::contiguous, {1, 0}},
       {"channels last", {5, 3, 17, 19}, Layout::contiguous, Layout::pitched, {1, 2, 3, 0}},
       {"patches", {3, 4, 5, 2, 6, 2}, Layout::contiguous, Layout::contiguous, {1, 2, 4, 3, 5, 0}},
+      {"odd rows", {37, 61}, Layout::odd, Layout::contiguous, {}},
+      {"into odd rows", {37, 61}, Layout::contiguous, Layout::odd, {}},
+      {"transposes", {5, 33, 40, 3}, Layout::contiguous, Layout::contiguous, {0, 3, 2, 1}},
+      {"rows in another order", {6, 5, 4, 16}, Layout::contiguous, Layout::pitched, {2, 0, 1, 3}},
+      {"reversed", {3, 4, 5, 6}, Layout::contiguous, Layout::contiguous, {3, 2, 1, 0}},
+      {"pairs", {2, 3, 2, 3, 2, 5}, Layout::contiguous, Layout::contiguous, {0, 2, 4, 1, 3, 5}},
   };
   for (const CopyCase& c : cases) {
-    for (DType from : kFloats) {
+    for (DType from : {DType::f32, DType::bf16, DType::f16}) {
       for (DType to : kFloats) {
-        SCOPED_TRACE(std::string(c.what) + " " + std::string(name_of(from)) + " to " +
-                     std::string(name_of(to)));
+        SCOPED_TRACE(concat(c.what, " ", name_of(from), " to ", name_of(to)));
         TestTensor x(*backend_, c.shape, from, c.in);
         x.randomise(1);
         const auto permuted = [&](View view) {
@@ -63,6 +68,11 @@ TEST_P(Elementwise, CopyBroadcasts) {
   TestTensor columns = poisoned(*backend_, {33, 40}, DType::f32);
   backend_->copy(columns.device(), View(column.device()).expand(1, 40));
   expect_close(columns, reference::values(column.host().expand(1, 40)), 0);
+  TestTensor plane(*backend_, {9, 1, 24}, DType::f32);
+  plane.randomise(4);
+  TestTensor planes = poisoned(*backend_, {9, 7, 24}, DType::f32);
+  backend_->copy(planes.device(), View(plane.device()).expand(1, 7));
+  expect_close(planes, reference::values(plane.host().expand(1, 7)), 0);
 }
 
 TEST_P(Elementwise, CopyReadsHalf) {
@@ -133,10 +143,9 @@ TEST_P(Elementwise, LincombMayUpdateATerm) {
   y.randomise(21);
   const std::vector<Term> host{{2.0f, y.host()}, {-0.5f, x.host()}};
   const reference::Values want = reference::lincomb(host);
-  TestTensor magnitude = absolute(*backend_, x);
-  reference::Values size = reference::values(magnitude.host());
+  reference::Values size = reference::values(x.host());
   const reference::Values ys = reference::values(y.host());
-  for (size_t i = 0; i < size.size(); ++i) size[i] += 2 * std::fabs(ys[i]);
+  for (size_t i = 0; i < size.size(); ++i) size[i] = std::fabs(size[i]) + 2 * std::fabs(ys[i]);
   backend_->lincomb(x.device(), {{2.0f, y.device()}, {-0.5f, x.device()}});
   expect_close(x, want, 3, 1, size);
 }
@@ -265,12 +274,17 @@ TEST_P(Elementwise, AllFinite) {
 TEST_P(Elementwise, GatherRows) {
   for (DType table_type : kFloats) {
     for (DType dtype : kFloats) {
-      TestTensor table(*backend_, {19, 600}, table_type, Layout::pitched);
-      table.randomise(50);
-      const std::vector<int64_t> ids{3, 0, 18, 3, 7};
-      TestTensor out = poisoned(*backend_, {5, 600}, dtype, Layout::pitched);
-      backend_->gather_rows(out.device(), table.device(), ids);
-      expect_close(out, reference::gather_rows(table.host(), ids), 0);
+      // More rows than one launch of a device takes, of even and odd widths.
+      for (const auto& [count, width] :
+           {std::pair<int64_t, int64_t>{5, 600}, {1100, 24}, {1100, 25}}) {
+        TestTensor table(*backend_, {19, width}, table_type, Layout::pitched);
+        table.randomise(50);
+        std::vector<int64_t> ids{3, 0, 18, 3, 7};
+        for (int64_t i = 5; i < count; ++i) ids.push_back(i * i % 19);
+        TestTensor out = poisoned(*backend_, {count, width}, dtype, Layout::pitched);
+        backend_->gather_rows(out.device(), table.device(), ids);
+        expect_close(out, reference::gather_rows(table.host(), ids), 0);
+      }
     }
   }
 }

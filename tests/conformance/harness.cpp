@@ -2,7 +2,7 @@
 
 #include <cmath>
 #include <cstring>
-#include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "cpu/cpu_backend.h"
@@ -14,8 +14,8 @@ const std::vector<Candidate>& candidates() {
   static const std::vector<Candidate> list = [] {
     std::vector<Candidate> found;
     const auto add = [&](std::string name, const std::function<std::unique_ptr<Backend>()>& make,
-                         std::vector<std::string> attention) {
-      Candidate candidate{std::move(name), make, "", std::move(attention)};
+                         std::vector<std::string> attention, std::vector<std::string> choosy = {}) {
+      Candidate candidate{std::move(name), make, "", std::move(attention), std::move(choosy)};
       try {
         make();
       } catch (const Error& error) {
@@ -31,7 +31,8 @@ const std::vector<Candidate>& candidates() {
       add_cpu(kernels, {.num_threads = 2, .kernels = kernels});
     add_cpu("reference", {.num_threads = 2, .kernels = "generic", .linear = "reference"});
     add_cpu("avx2_reference", {.num_threads = 2, .kernels = "avx2", .linear = "reference"});
-    add("cuda", [] { return cuda::make_cuda_backend(); }, {"", "reference"});
+    add("cuda", [] { return cuda::make_cuda_backend(); }, {"", "reference"},
+        {"native", "cudnn", "gemm"});
     return found;
   }();
   return list;
@@ -46,12 +47,6 @@ std::string candidate_name(const testing::TestParamInfo<size_t>& info) {
   return candidates()[info.param].name;
 }
 
-std::string describe(const Shape& shape) {
-  std::ostringstream text;
-  text << shape;
-  return text.str();
-}
-
 namespace {
 constexpr auto kCanary = std::byte{0xff};  // a NaN in every float type
 }
@@ -61,6 +56,7 @@ TestTensor::TestTensor(Backend& backend, Shape shape, DType dtype, Layout layout
   Shape outer = shape;
   const int last = shape.rank() - 1;
   if (layout == Layout::pitched) outer[last] += 8;
+  if (layout == Layout::odd) outer[last] += 7;
   if (layout == Layout::outer_gaps) outer[shape.rank() > 1 ? 1 : 0] += 1;
   // Canaries in front and behind whatever the layout.
   constexpr int64_t kMargin = 32;
@@ -73,7 +69,7 @@ TestTensor::TestTensor(Backend& backend, Shape shape, DType dtype, Layout layout
                           outer, dtype, parent.device);
     for (int i = 0; i <= last; ++i) {
       const int64_t extra = outer[i] - shape[i];
-      if (extra) view = view.slice(i, layout == Layout::pitched ? extra / 2 : 0, shape[i]);
+      if (extra) view = view.slice(i, layout == Layout::outer_gaps ? 0 : extra / 2, shape[i]);
     }
     return view;
   };
@@ -152,12 +148,44 @@ void expect_close(TestTensor& out, const reference::Values& want, double units, 
                       << (magnitude.empty() ? std::fabs(want[at]) : magnitude[at]);
 }
 
-TestTensor absolute(Backend& backend, const TestTensor& x) {
-  reference::Values values = reference::values(x.host());
-  for (double& value : values) value = std::fabs(value);
-  TestTensor result(backend, x.host().shape, x.host().dtype);
-  result.assign(values);
-  return result;
+void expect_within(TestTensor& out, const reference::Values& want, double limit) {
+  EXPECT_TRUE(out.download()) << "bytes outside the output were written";
+  const reference::Values got = reference::values(out.host());
+  ASSERT_EQ(got.size(), want.size());
+  const double error = reference::relative_error(got, want);
+  EXPECT_LE(error, limit);
+  for (size_t i = 0, shown = 0; !(error <= limit) && i < got.size() && shown < 4; ++i) {
+    if (std::fabs(got[i] - want[i]) <= limit * (std::fabs(want[i]) + 1e-3) * 8) continue;
+    ADD_FAILURE() << "element " << i << " is " << got[i] << ", expected " << want[i];
+    ++shown;
+  }
+}
+
+Make TestTensors::next_of(std::function<MutView(size_t)> view) const {
+  return [view = std::move(view), next = size_t{0}](const Wanted&) mutable { return view(next++); };
+}
+
+Make TestTensors::on_device() {
+  return [this](const Wanted& wanted) {
+    tensors_.emplace_back(backend_, wanted.shape, wanted.dtype, wanted.layout);
+    if (wanted.size != 0) tensors_.back().randomise(tensors_.size(), wanted.size);
+    return tensors_.back().device();
+  };
+}
+
+Make TestTensors::on_host() {
+  return next_of([this](size_t i) { return tensors_.at(i).host_mut(); });
+}
+
+Make TestTensors::in_absolute_values() {
+  return next_of([this](size_t i) {
+    const View& host = tensors_.at(i).host();
+    reference::Values values = reference::values(host);
+    for (double& value : values) value = std::fabs(value);
+    absolute_.push_back(allocate_host_tensor(host.shape, host.dtype));
+    reference::store(absolute_.back().view, values);
+    return absolute_.back().view;
+  });
 }
 
 }  // namespace orrery::conformance

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "conformance/cases.h"
 #include "reference/reference.h"
 
 namespace orrery::conformance {
@@ -19,18 +20,12 @@ namespace orrery::conformance {
 struct Candidate {
   std::string name;
   std::function<std::unique_ptr<Backend>()> make;
-  std::string absent;                  // reason; empty when make() works
-  std::vector<std::string> attention;  // the implementations it has
+  std::string absent;                         // reason; empty when make() works
+  std::vector<std::string> attention;         // implementations that take every call; "": the best
+  std::vector<std::string> choosy_attention;  // those that may decline
 };
 // Every instruction set and linear implementation of the CPU backend, and the CUDA backend.
 const std::vector<Candidate>& candidates();
-
-// How a tensor lies in memory.
-enum class Layout {
-  contiguous,
-  pitched,     // rows of the last dimension in longer rows, not at their start
-  outer_gaps,  // gaps between slices of the first dimension only
-};
 
 // A tensor of the backend inside a larger allocation, with a copy on the host.
 class TestTensor {
@@ -68,10 +63,33 @@ TestTensor poisoned(Backend& backend, Shape shape, DType dtype, Layout layout = 
 void expect_close(TestTensor& out, const reference::Values& want, double units,
                   double roundings = 1, const reference::Values& magnitude = {});
 
-// Absolute values, to run a reference on for the magnitude of its sums.
-TestTensor absolute(Backend& backend, const TestTensor& x);
+// Fails unless the relative error (Euclidean) is within `limit`, and the bytes around the output
+// are untouched: where what is added up has no simple bound.
+void expect_within(TestTensor& out, const reference::Values& want, double limit);
+// Relative errors of sums of a few thousand terms in another order, in f32; of one rounding to
+// bf16, which is at most 2^-8 of a value and 0.4 of that in the norm of many; of two.
+constexpr double kExact = 3e-6;
+constexpr double kRounded = 3e-3;
+constexpr double kRoundedTwice = 5e-3;
+inline double tolerance(DType dtype) { return dtype == DType::f32 ? kExact : kRounded; }
 
-std::string describe(const Shape& shape);
+// The tensors of a case, made in order: on the backend, and then once more their host copies for
+// the reference. The first is the output.
+class TestTensors {
+ public:
+  explicit TestTensors(Backend& backend) : backend_(backend) {}
+  Make on_device();
+  Make on_host();
+  Make in_absolute_values();  // of the host copies: what is added up, for expect_close()
+  TestTensor& out() { return tensors_.front(); }
+  TestTensor& operator[](size_t i) { return tensors_.at(i); }
+
+ private:
+  Make next_of(std::function<MutView(size_t)> view) const;
+  Backend& backend_;
+  std::vector<TestTensor> tensors_;
+  std::vector<Tensor> absolute_;
+};
 
 class Conformance : public ::testing::TestWithParam<size_t> {
  protected:

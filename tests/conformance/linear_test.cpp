@@ -7,68 +7,29 @@ namespace {
 
 ORRERY_CONFORMANCE(Linear);
 
-struct LinearCase {
-  int64_t m, n, k;
-  DType x, w, out;
-  Layout layout;
-  bool transposed;  // w is a view of [K, N]
-};
-
 TEST_P(Linear, ProductsOfEverySizeTypeAndLayout) {
-  std::vector<LinearCase> cases;
-  constexpr DType f32 = DType::f32, half = DType::bf16;
-  const int64_t sizes[][3] = {{1, 1, 1},     {1, 300, 257}, {5, 7, 3},     {6, 16, 64},
-                              {7, 24, 33},   {96, 48, 96},  {97, 40, 256}, {100, 264, 70},
-                              {13, 5, 1000}, {200, 17, 512}};
-  for (const auto& s : sizes) {
-    cases.push_back({s[0], s[1], s[2], f32, f32, f32, Layout::contiguous, false});
-    cases.push_back({s[0], s[1], s[2], f32, half, f32, Layout::pitched, false});
-    cases.push_back({s[0], s[1], s[2], half, half, half, Layout::pitched, false});
-    cases.push_back({s[0], s[1], s[2], f32, half, f32, Layout::contiguous, true});
-    cases.push_back({s[0], s[1], s[2], f32, f32, half, Layout::contiguous, true});
-  }
-  for (const LinearCase& c : cases) {
-    SCOPED_TRACE(testing::Message()
-                 << c.m << " x " << c.n << " x " << c.k << " x " << name_of(c.x) << " w "
-                 << name_of(c.w) << " out " << name_of(c.out) << " layout " << int(c.layout)
-                 << (c.transposed ? " transposed" : ""));
-    TestTensor x(*backend_, {c.m, c.k}, c.x, c.layout);
-    TestTensor w(*backend_, c.transposed ? Shape{c.k, c.n} : Shape{c.n, c.k}, c.w, c.layout);
-    x.randomise(1);
-    w.randomise(2);
-    const auto weight = [&](const View& v) { return c.transposed ? v.permute({1, 0}) : v; };
-    TestTensor out = poisoned(*backend_, {c.m, c.n}, c.out, c.layout);
-    backend_->linear(out.device(), x.device(), weight(w.device()));
-    const reference::Values size =
-        reference::linear(absolute(*backend_, x).host(), weight(absolute(*backend_, w).host()), {});
-    expect_close(out, reference::linear(x.host(), weight(w.host()), {}), 2 + std::sqrt(double(c.k)),
-                 1, size);
+  for (const LinearCase& c : linear_cases(Scale::test)) {
+    SCOPED_TRACE(c.name);
+    TestTensors tensors(*backend_);
+    const LinearArgs device = arguments(c, tensors.on_device()),
+                     host = arguments(c, tensors.on_host()),
+                     sizes = arguments(c, tensors.in_absolute_values());
+    backend_->linear(device.out, device.x, device.w);
+    expect_close(tensors.out(), reference::linear(host.x, host.w, {}), 2 + std::sqrt(double(c.k)),
+                 1, reference::linear(sizes.x, sizes.w, {}));
   }
 }
 
 TEST_P(Linear, Gated) {
-  struct Case {
-    int64_t m, n, k;
-    DType dtype;
-    Layout layout;
-  };
-  for (const Case& c : {Case{300, 256, 192, DType::bf16, Layout::contiguous},
-                        {257, 128, 64, DType::bf16, Layout::outer_gaps},
-                        {513, 384, 128, DType::bf16, Layout::pitched},
-                        {40, 128, 64, DType::bf16, Layout::contiguous},
-                        {259, 100, 72, DType::bf16, Layout::contiguous},
-                        {33, 48, 20, DType::f32, Layout::pitched}}) {
-    SCOPED_TRACE(testing::Message() << c.m << " x " << c.n << " x " << c.k << " "
-                                    << name_of(c.dtype) << " layout " << int(c.layout));
-    TestTensor x(*backend_, {c.m, c.k}, c.dtype, c.layout),
-        w(*backend_, {2 * c.n, c.k}, c.dtype, c.layout),
-        out = poisoned(*backend_, {c.m, c.n}, c.dtype, c.layout);
-    x.randomise(21);
-    w.randomise(22, 0.2);
-    backend_->gated_linear(out.device(), x.device(), w.device());
-    const reference::Values both = reference::linear(x.host(), w.host(), {}),
-                            size = reference::linear(absolute(*backend_, x).host(),
-                                                     absolute(*backend_, w).host(), {});
+  for (const GatedLinearCase& c : gated_linear_cases(Scale::test)) {
+    SCOPED_TRACE(c.name());
+    TestTensors tensors(*backend_);
+    const GatedLinearArgs device = arguments(c, tensors.on_device()),
+                          host = arguments(c, tensors.on_host()),
+                          sizes = arguments(c, tensors.in_absolute_values());
+    backend_->gated_linear(device.out, device.x, device.w);
+    const reference::Values both = reference::linear(host.x, host.w, {}),
+                            size = reference::linear(sizes.x, sizes.w, {});
     reference::Values want, magnitude;
     for (int64_t i = 0; i < c.m; ++i) {
       for (int64_t j = 0; j < c.n; ++j) {
@@ -82,34 +43,37 @@ TEST_P(Linear, Gated) {
       }
     }
     // exp and division of an approximate kind: 2^-20.
-    expect_close(out, want, 18 + std::sqrt(double(c.k)), 1, magnitude);
+    expect_close(tensors.out(), want, 18 + std::sqrt(double(c.k)), 1, magnitude);
   }
 }
 
-TEST_P(Linear, Epilogues) {
-  for (DType dtype : {DType::f32, DType::bf16}) {
-    for (Activation kind : {Activation::none, Activation::silu, Activation::relu2}) {
-      for (bool with_bias : {false, true}) {
-        for (bool with_residual : {false, true}) {
-          SCOPED_TRACE(testing::Message()
-                       << name_of(dtype) << int(kind) << with_bias << with_residual);
-          TestTensor x(*backend_, {50, 64}, dtype), w(*backend_, {37, 64}, DType::bf16),
-              bias(*backend_, {37}, DType::bf16),
-              residual(*backend_, {50, 37}, dtype, Layout::pitched);
-          x.randomise(3);
-          w.randomise(4, 0.2);
-          bias.randomise(5);
-          residual.randomise(6);
+TEST_P(Linear, EpiloguesOfEveryType) {
+  struct Types {
+    DType x, w, out, bias;
+  };
+  constexpr DType f32 = DType::f32, half = DType::bf16;
+  for (const Types& t : {Types{f32, f32, f32, f32}, Types{half, half, half, half},
+                         Types{half, half, f32, half}, Types{f32, half, f32, half},
+                         Types{f32, DType::f16, f32, f32}, Types{half, f32, half, f32}}) {
+    for (const auto& [m, n, k] :
+         {std::array<int64_t, 3>{96, 64, 128}, {1, 40, 33}, {37, 1, 24}, {53, 29, 7}, {5, 8, 1}}) {
+      TestTensor x(*backend_, {m, k}, t.x), w(*backend_, {n, k}, t.w), bias(*backend_, {n}, t.bias),
+          residual(*backend_, {m, n}, t.out, Layout::pitched);
+      x.randomise(3);
+      w.randomise(4);
+      bias.randomise(5);
+      residual.randomise(6);
+      for (Activation kind : {Activation::none, Activation::silu, Activation::relu2}) {
+        for (int extras = 0; extras < 4; ++extras) {
+          SCOPED_TRACE(concat(m, " x ", n, " x ", k, " ", name_of(t.x), " ", name_of(t.w), " ",
+                              name_of(t.out), " activation ", int(kind), " extras ", extras));
           LinearOptions options, host;
           options.activation = host.activation = kind;
-          if (with_bias) options.bias = bias.device(), host.bias = bias.host();
-          if (with_residual) options.residual = residual.device(), host.residual = residual.host();
-          TestTensor out = poisoned(*backend_, {50, 37}, dtype, Layout::pitched);
+          if (extras & 1) options.bias = bias.device(), host.bias = bias.host();
+          if (extras & 2) options.residual = residual.device(), host.residual = residual.host();
+          TestTensor out = poisoned(*backend_, {m, n}, t.out, Layout::pitched);
           backend_->linear(out.device(), x.device(), w.device(), options);
-          // Before the activation values reach about 10, so relu2 multiplies errors by 20.
-          const reference::Values size(50 * 37, 20.0);
-          expect_close(out, reference::linear(x.host(), w.host(), host),
-                       kind == Activation::relu2 ? 160 : 10, 1, size);
+          expect_within(out, reference::linear(x.host(), w.host(), host), tolerance(t.out));
         }
       }
     }
@@ -117,21 +81,35 @@ TEST_P(Linear, Epilogues) {
 }
 
 TEST_P(Linear, ResidualMayBeTheOutput) {
-  TestTensor x(*backend_, {40, 300}, DType::f32), w(*backend_, {700, 300}, DType::bf16),
-      bias(*backend_, {700}, DType::f32), out(*backend_, {40, 700}, DType::f32, Layout::pitched);
-  x.randomise(7);
-  w.randomise(8, 0.1);
-  bias.randomise(10);
-  out.randomise(9);
-  LinearOptions host;
-  host.bias = bias.host();
-  host.residual = out.host();
-  const reference::Values want = reference::linear(x.host(), w.host(), host);
-  LinearOptions options;
-  options.bias = bias.device();
-  options.residual = out.device();
-  backend_->linear(out.device(), x.device(), w.device(), options);
-  expect_close(out, want, 20, 1, reference::Values(want.size(), 4.0));
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (bool transposed : {false, true}) {
+      SCOPED_TRACE(concat(name_of(dtype), transposed ? " transposed" : ""));
+      TestTensor x(*backend_, {40, 300}, dtype, Layout::pitched),
+          w(*backend_, transposed ? Shape{300, 700} : Shape{700, 300}, DType::bf16),
+          bias(*backend_, {700}, DType::f32), out(*backend_, {40, 700}, dtype, Layout::pitched);
+      x.randomise(7);
+      w.randomise(8, 0.1);
+      bias.randomise(10);
+      out.randomise(9);
+      const auto weight = [&](const View& v) { return transposed ? v.permute({1, 0}) : v; };
+      const LinearOptions host{bias.host(), out.host()}, options{bias.device(), out.device()};
+      const reference::Values want = reference::linear(x.host(), weight(w.host()), host);
+      backend_->linear(out.device(), x.device(), weight(w.device()), options);
+      expect_close(out, want, 20, 1, reference::Values(want.size(), 4.0));
+    }
+  }
+}
+
+// One row, nine times.
+TEST_P(Linear, ABroadcastRow) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    TestTensor x(*backend_, {1, 48}, dtype), w(*backend_, {64, 48}, dtype),
+        out = poisoned(*backend_, {9, 64}, dtype);
+    x.randomise(11);
+    w.randomise(12);
+    backend_->linear(out.device(), View(x.device()).expand(0, 9), w.device());
+    expect_within(out, reference::linear(x.host().expand(0, 9), w.host(), {}), tolerance(dtype));
+  }
 }
 
 TEST_P(Linear, NoDepthLeavesBiasAndResidual) {

@@ -17,11 +17,11 @@ TEST_P(Norms, EveryKind) {
   for (NormKind kind : {NormKind::qwen, NormKind::nemotron, NormKind::channel}) {
     for (bool silu : {false, true}) {
       for (DType dtype : kFloats) {
-        for (int64_t n : {1, 3, 12, 24, 96, 256, 512, 1030, 4096}) {
+        for (int64_t n : {1, 3, 12, 24, 96, 256, 512, 1024, 1030, 2048, 4096, 5120, 9000}) {
           SCOPED_TRACE(testing::Message()
                        << "kind " << int(kind) << " silu " << silu << " width " << n);
           TestTensor x(*backend_, {5, 7, n}, dtype, Layout::pitched),
-              weight(*backend_, {n}, DType::f32);
+              weight(*backend_, {n}, silu ? dtype : DType::f32);
           x.randomise(1, 2);
           weight.randomise(2);
           TestTensor out = poisoned(*backend_, {5, 7, n}, dtype, Layout::outer_gaps);
@@ -71,9 +71,20 @@ TEST_P(Norms, InPlaceWithBf16Weight) {
   expect_close(x, want, 12);
 }
 
+TEST_P(Norms, OfPermutedRows) {
+  TestTensor x(*backend_, {4, 6, 5, 48}, DType::f32), weight(*backend_, {32}, DType::bf16),
+      out = poisoned(*backend_, {6, 5, 4, 32}, DType::f32);
+  x.randomise(4);
+  weight.randomise(5);
+  const Norm norm{NormKind::nemotron, 1e-6f, false};
+  const auto rows = [](const View& v) { return v.slice(3, 8, 32).permute({1, 2, 0, 3}); };
+  backend_->rms_norm(out.device(), rows(x.device()), weight.device(), norm);
+  expect_close(out, reference::rms_norm(rows(x.host()), weight.host(), norm), 12);
+}
+
 TEST_P(Norms, HeadNormAndRotation) {
   for (DType dtype : kFloats) {
-    for (int64_t d : {2, 6, 64, 128, 1024}) {
+    for (int64_t d : {2, 6, 10, 64, 128, 256, 1024}) {
       for (bool weighted : {true, false}) {
         for (NormKind kind : {NormKind::qwen, NormKind::nemotron}) {
           SCOPED_TRACE(testing::Message() << "head_dim " << d << " weighted " << weighted);

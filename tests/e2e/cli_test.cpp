@@ -81,6 +81,17 @@ TEST_F(Cli, MakesAVideoWithItsSettingsInside) {
   const auto& dispatch = report.at("attention").at("dispatch").items();
   ASSERT_EQ(dispatch.size(), 2u * (8 * 2 + 7));
   for (const Json& call : dispatch) EXPECT_EQ(call.at("implementation").as_string(), "native");
+  // Who computed each kind of operation; the VAE attends besides.
+  const auto calls_of = [&](const char* op, const char* who) {
+    const Json& operation = report.at("operations").at(op);
+    EXPECT_EQ(operation.at("implementations").members().size(), 1u) << op;
+    const int64_t calls = operation.at("implementations").at(who).at("calls").as_int();
+    EXPECT_EQ(operation.at("calls").as_int(), calls) << op;
+    return calls;
+  };
+  EXPECT_GT(calls_of("linear", "onednn"), 0);
+  EXPECT_GT(calls_of("conv3d", "onednn"), 0);
+  EXPECT_GT(calls_of("attention", "native"), static_cast<int64_t>(dispatch.size()));
   const Safetensors latents = Safetensors::open_file(file("latents.safetensors"));
   EXPECT_EQ(latents.view("latents").shape, (Shape{1, 16, 2, 4, 6}));
 }

@@ -88,12 +88,21 @@ void store(const MutView& out, const Values& values) {
   size_t next = 0;
   for_each_offset(out, [&](int64_t offset) {
     const auto value = float(values[next++]);
-    if (out.dtype == DType::bf16) {
-      out.as<bf16>()[offset] = to_bf16(value);
-    } else {
-      out.as<float>()[offset] = value;
+    switch (out.dtype) {
+      case DType::bf16: out.as<bf16>()[offset] = to_bf16(value); break;
+      case DType::f16: out.as<_Float16>()[offset] = static_cast<_Float16>(value); break;
+      default: out.as<float>()[offset] = value;
     }
   });
+}
+
+double relative_error(const Values& got, const Values& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference) / std::max(std::sqrt(norm), 1e-30);
 }
 
 Values lincomb(std::span<const Term> terms) {

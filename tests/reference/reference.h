@@ -17,6 +17,8 @@ using Values = std::vector<double>;
 Values values(const View& x);
 // Rounds each value once to out's type.
 void store(const MutView& out, const Values& values);
+// |got - want| / |want|, Euclidean.
+double relative_error(const Values& got, const Values& want);
 
 Values lincomb(std::span<const Term> terms);
 Values add_row(const View& x, const View& row);
