@@ -237,7 +237,7 @@ struct RequestFlags {
     Request out = request;
     out.transfer = transfer.resolve(app);
     if (!karras.empty()) out.karras = karras == "on";
-    out.checkpoint_scheduler = scheduler == "checkpoint";
+    if (scheduler == "checkpoint") out.scheduler = SamplerSource::checkpoint;
     if (!use_system_prompt.empty()) out.use_system_prompt = use_system_prompt == "on";
     out.add_duration_template = !no_duration;
     out.add_resolution_template = !no_resolution;

@@ -54,12 +54,21 @@ constexpr auto names(RngKind) {
   return std::to_array<Name<RngKind>>({{cpu, "cpu"}, {cuda, "cuda"}});
 }
 
-// Which stream of that generator.
-enum class NoiseType : uint8_t { fp32, bf16 };
+// Which stream of that generator; automatic: that of the type which the networks compute in, as the
+// public pipeline draws.
+enum class NoiseType : uint8_t { automatic, fp32, bf16 };
 constexpr auto names(NoiseType) {
   using enum NoiseType;
   return std::to_array<Name<NoiseType>>(
-      {{fp32, "fp32"}, {bf16, "bf16"}, {fp32, "float32"}, {bf16, "bfloat16"}});
+      {{automatic, "auto"}, {fp32, "fp32"}, {bf16, "bf16"}, {fp32, "float32"}, {bf16, "bfloat16"}});
+}
+
+// Whose settings the sampler takes: the recommended ones where the checkpoint's own blur video, or
+// the checkpoint's own whatever they are.
+enum class SamplerSource : uint8_t { automatic, checkpoint };
+constexpr auto names(SamplerSource) {
+  using enum SamplerSource;
+  return std::to_array<Name<SamplerSource>>({{automatic, "auto"}, {checkpoint, "checkpoint"}});
 }
 
 // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover

@@ -13,13 +13,21 @@
 
 namespace orrery {
 
+// The file that something was read from, so that a report can name it and a later run can tell
+// whether it is still the same.
+struct SourceFile {
+  std::string path;    // as it was written
+  std::string sha256;  // of its bytes, 64 hexadecimal digits
+};
+
 // 8-bit RGB frames of one size, in memory.
 struct Frames {
   int64_t count = 0;
   int64_t height = 0;
   int64_t width = 0;
-  std::vector<uint8_t> rgb;  // [count, height, width, 3]
-  double fps = 0;            // of the file they were read from; 0: not known
+  std::vector<uint8_t> rgb;               // [count, height, width, 3]
+  double fps = 0;                         // of the file they were read from; 0: not known
+  std::optional<SourceFile> source = {};  // empty: made in memory
   const uint8_t* frame(int64_t i) const { return rgb.data() + i * height * width * 3; }
 };
 
@@ -27,6 +35,7 @@ struct Frames {
 struct FloatTensor {
   std::vector<int64_t> shape;
   std::vector<float> values;
+  std::optional<SourceFile> source = {};  // empty: made in memory
 };
 
 struct ActionRequest {
@@ -70,7 +79,9 @@ struct TransferRequest {
   ChunkNoise chunk_noise = ChunkNoise::continued;
 };
 
-// One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
+// One sample. src/engine/request_fields.cpp says of each field what it means, its limits and its
+// names in flags and JSON; a new member needs a row there. Fields that are not set take the
+// checkpoint's or the public pipeline's default.
 struct Request {
   std::string prompt;
   std::string negative_prompt;
@@ -80,10 +91,10 @@ struct Request {
   std::optional<double> guidance_scale;        // 6; 1 runs one branch
   std::optional<double> flow_shift;            // sets Karras off, as the public entry point does
   std::optional<bool> karras;
-  bool checkpoint_scheduler = false;  // the file's own settings, whatever they are
-  int64_t seed = 0;
+  SamplerSource scheduler = SamplerSource::automatic;
+  int64_t seed = 0;  // PyTorch's manual_seed: a negative one means 2^64 + seed
   RngKind rng = RngKind::cpu;
-  NoiseType noise_dtype = NoiseType::fp32;
+  NoiseType noise_dtype = NoiseType::automatic;
   std::optional<bool> use_system_prompt;  // the checkpoint's default
   bool add_duration_template = true;
   bool add_resolution_template = true;
@@ -102,6 +113,7 @@ struct Request {
   std::optional<FloatTensor> latents;
 
   bool vae_tiling = false;  // decode and encode in spatial tiles
+  int crf = 18;             // H.264 quality of a video file, 1 (best) to 51
 };
 
 // What one attention preset did in the generation tower of a run.

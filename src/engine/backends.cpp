@@ -88,6 +88,10 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 
+bool draws_bf16(NoiseType asked, DType activations) {
+  return asked == NoiseType::bf16 || (asked == NoiseType::automatic && activations == DType::bf16);
+}
+
 int64_t available_memory(const Backend& backend, int64_t ranks) {
   const MemoryState memory = backend.memory();
   return memory.total > 0 ? memory.free : available_host_memory() / ranks;

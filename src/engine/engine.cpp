@@ -375,6 +375,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   record.dtype = name_of(state.dtype);
   record.attention_source = state.strategy.source();
   record.lora = state.options.lora;
+  record.engine = engine_json(state.path, state.options);
   Stages stages(backend, record, progress, std::move(stop));
   const auto waiting = [&] { stages.report(0); };
   // Rank 0 speaks for all: it asks the guardrail, decodes what comes out and writes the report.
@@ -444,7 +445,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
         run->encode(conditioning_pixels(request, settings));
       });
     }
-    run->start(&*noise, request.noise_dtype == NoiseType::bf16,
+    run->start(&*noise, draws_bf16(request.noise_dtype, state.dtype),
                request.latents ? request.latents->values : std::vector<float>{});
     std::optional<ModelWeights::Use> generation;
     const auto bring_generation = [&] { generation.emplace(*state.weights, Part::generation); };

@@ -40,9 +40,13 @@ struct RunRecord {
   std::vector<DispatchRecord> dispatch;
   std::vector<std::string> evaluations;  // names, by the index in `dispatch`
   std::vector<LoraFile> lora;
+  Json engine;            // engine_json() of the run
   std::string guardrail;  // verdict, as guardrail.h words it
 };
 
+// What a run can be repeated from: the model's folder and the options that change its result.
+Json engine_json(const std::filesystem::path& model, const EngineOptions& options);
+// Every field of the request that was given or resolved, by its name; "given" lists the former.
 Json settings_json(const Request& request, const Settings& settings);
 // What an output file carries: the settings, the adapters and the verdict.
 Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record);
