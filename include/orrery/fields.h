@@ -27,7 +27,7 @@ enum class FieldType : uint8_t {
   choice,    // one of `choices`
   integers,  // with commas between; a list in JSON
   interval,  // two numbers, both ends included
-  texts,      // may be given several times; a list in JSON
+  texts,     // may be given several times; a list in JSON
   hint_files,
   hint_numbers,  // HINT=VALUE, may be given several times; an object in JSON
   adapters,      // FILE or FILE:SCALE, may be given several times; a list in JSON
@@ -82,7 +82,9 @@ class Draft {
   bool has(std::string_view name) const { return values_.contains(std::string(name)); }
   const Value* find(std::string_view name) const;
   std::string text(std::string_view name) const;  // of a text or file; empty when not given
+  int64_t integer(std::string_view name) const;   // 0 when not given
   std::vector<std::string> texts(std::string_view name) const;
+  std::vector<int64_t> integers(std::string_view name) const;
   void erase(std::string_view name) { values_.erase(std::string(name)); }
   const std::map<std::string, Value>& values() const { return values_; }
 

@@ -332,6 +332,17 @@ std::string Draft::text(std::string_view name) const {
   return value != nullptr ? value->json->as_string() : std::string();
 }
 
+int64_t Draft::integer(std::string_view name) const {
+  const Value* value = find(name);
+  return value != nullptr ? value->json->as_int() : 0;
+}
+
+std::vector<int64_t> Draft::integers(std::string_view name) const {
+  const Value* value = find(name);
+  return value != nullptr ? FieldCodec<std::vector<int64_t>>::read(*value->json)
+                          : std::vector<int64_t>();
+}
+
 std::vector<std::string> Draft::texts(std::string_view name) const {
   std::vector<std::string> list;
   const Value* value = find(name);
