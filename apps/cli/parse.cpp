@@ -79,17 +79,15 @@ std::vector<std::string> flags_of(const Command& command) {
 std::string unknown_words(const Command& command, const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) {
+    if (!word.starts_with("-")) continue;
     if (!text.empty()) text += "; ";
-    if (!word.starts_with("-")) {
-      text += "\"" + word + "\" is one word too many";
-      continue;
-    }
     const std::string flag = word.substr(0, word.find('='));
     text += flag + " is not known";
     const std::string near =
         nearest_word(std::string_view(flag).substr(flag.find_first_not_of('-')), flags_of(command));
     if (!near.empty()) text += "; did you mean --" + near + "?";
   }
+  if (text.empty()) text = "\"" + words.front() + "\" is one word too many";
   return text + ". orrery " + std::string(command.name) + " --help lists the flags";
 }
 

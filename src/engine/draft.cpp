@@ -249,10 +249,11 @@ std::string legal_values(const FieldInfo& field) {
 std::string nearest_word(std::string_view given, const std::vector<std::string>& known) {
   std::string best;
   size_t least = std::max<size_t>(2, given.size() / 4) + 1;
-  if (given.size() > 3) {
-    for (const std::string& word : known) {
-      if (word.find(given) != std::string::npos) return word;
-    }
+  for (const std::string& word : known) {
+    if (given.size() > 2 && word.starts_with(given)) return word;
+  }
+  for (const std::string& word : known) {
+    if (given.size() > 3 && word.find(given) != std::string::npos) return word;
   }
   for (const std::string& word : known) {
     const size_t d = edit_distance(given, word);

@@ -103,7 +103,8 @@ Json engine_json(const std::filesystem::path& model, const EngineOptions& option
   const auto left_out = {"threads", "warm_up", "guardrail", "guardrail_timeout", "profile"};
   const Json untouched = fields_json(EngineOptions{});
   Json out = Json::object().set("model", model.string());
-  for (const auto& [name, value] : fields_json(options).members()) {
+  const Json all = fields_json(options);
+  for (const auto& [name, value] : all.members()) {
     const Json* usual = untouched.find(name);
     if (std::find(left_out.begin(), left_out.end(), name) != left_out.end()) continue;
     if (usual == nullptr || usual->dump() != value.dump()) out.set(name, value);
