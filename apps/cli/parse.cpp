@@ -88,7 +88,7 @@ std::string unknown_words(const Command& command, const std::vector<std::string>
     if (!near.empty()) text += "; did you mean --" + near + "?";
   }
   if (text.empty()) text = "\"" + words.front() + "\" is one word too many";
-  return text + ". orrery " + std::string(command.name) + " --help lists the flags";
+  return text + (text.ends_with('?') ? " orrery " : "; orrery ") + std::string(command.name) + " --help lists the flags";
 }
 
 const Command& command_named(const std::string& name) {

@@ -8,10 +8,6 @@
 
 namespace orrery {
 
-// Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other
-// object is the caption itself, taken as written.
-void load_prompt(const std::filesystem::path& file, Request& request);
-
 Frames load_image(const std::filesystem::path& file);
 // At most max_frames frames (0: all).
 Frames load_video(const std::filesystem::path& file, int64_t max_frames = 0);

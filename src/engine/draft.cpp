@@ -70,7 +70,7 @@ Json parse_number(std::string_view word, const std::string& subject) {
 }
 
 Json parse_switch(std::string_view word, const std::string& subject) {
-  if (word == "on" || word == "true") return Json(true);
+  if (word == "on" || word == "true" || word == "1") return Json(true);
   if (word == "off" || word == "false") return Json(false);
   refuse(subject, "on or off", word);
 }

@@ -171,7 +171,7 @@ class RequestReader {
   }
 
   void read_prompt_path(const std::string& path) {
-    const std::vector<Draft> prompts = read_requests(folder_ / path);
+    const std::vector<Draft> prompts = read_requests((folder_ / path).lexically_normal());
     require(prompts.size() == 1, subject("prompt_path"), ": ", path, " holds ", prompts.size(),
             " prompts; one is needed");
     for (const char* name : {"prompt", "negative_prompt"}) {

@@ -176,6 +176,11 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
     require(raw.shape[1] == body.raw_width, "raw actions have ", raw.shape[1],
             " values a row, domain \"", action.domain_name, "\" has ", body.raw_width);
     out.noisy = false;
+    if (raw.shape[0] != out.chunk) {
+      s.notices.push_back(
+          concat(raw.shape[0], " rows of actions are given for a chunk of ", out.chunk,
+                 raw.shape[0] > out.chunk ? ": the rest is left out" : ": the last row is held"));
+    }
     out.clean.assign(static_cast<size_t>(out.chunk * model.action_dim), 0.0f);
     for (int64_t row = 0; row < out.chunk; ++row) {
       const int64_t from = std::min(row, raw.shape[0] - 1);  // the last row is held

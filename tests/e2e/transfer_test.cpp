@@ -290,16 +290,16 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
                                   "1"});
   ASSERT_EQ(good.status, 0) << good.err;
   EXPECT_EQ(read_video(file("out.mp4")).frames.size(), 9u);
-  const Json given = Json::load(file("report.json")).at("settings");
-  const Json& transfer = given.at("transfer");
+  const Json said = Json::load(file("report.json")).at("settings");
+  const Json& transfer = said.at("transfer");
   EXPECT_EQ(transfer.at("controls").at(size_t{0}).at("weight").as_double(), 0.75);
-  EXPECT_EQ(given.at("control_guidance").as_double(), 2);
-  EXPECT_EQ(given.at("guidance_interval").at(size_t{1}).as_double(), 900);
-  EXPECT_EQ(given.at("control_guidance_interval").at(size_t{0}).as_double(), 100);
-  EXPECT_EQ(given.at("num_first_chunk_conditional_frames").as_int(), 1);
+  EXPECT_EQ(said.at("control_guidance").as_double(), 2);
+  EXPECT_EQ(said.at("guidance_interval").at(size_t{1}).as_double(), 900);
+  EXPECT_EQ(said.at("control_guidance_interval").at(size_t{0}).as_double(), 100);
+  EXPECT_EQ(said.at("num_first_chunk_conditional_frames").as_int(), 1);
   EXPECT_EQ(transfer.at("chunks").as_int(), 2);
 
-  EXPECT_EQ(given.at("fps").as_double(), 12);
+  EXPECT_EQ(said.at("fps").as_double(), 12);
 
   // Controls computed from the video, as the public code names them.
   const e2e::Outcome computed =
