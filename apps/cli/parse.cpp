@@ -50,7 +50,7 @@ CLI::Option* add(CLI::App& app, const Command& command, const FieldInfo& field) 
     case FieldType::hint_files:
     case FieldType::hint_numbers: option->expected(1)->take_all(); break;
     case FieldType::integers:
-      option->expected(1, CLI::detail::expected_max_vector_size)->take_all();
+      option->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args()->take_all();
       break;
     case FieldType::interval:
       option->expected(2)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -88,7 +88,8 @@ std::string unknown_words(const Command& command, const std::vector<std::string>
     if (!near.empty()) text += "; did you mean --" + near + "?";
   }
   if (text.empty()) text = "\"" + words.front() + "\" is one word too many";
-  return text + (text.ends_with('?') ? " orrery " : "; orrery ") + std::string(command.name) + " --help lists the flags";
+  return text + (text.ends_with('?') ? " orrery " : "; orrery ") + std::string(command.name) +
+         " --help lists the flags";
 }
 
 const Command& command_named(const std::string& name) {

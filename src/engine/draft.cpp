@@ -266,7 +266,9 @@ std::string nearest_word(std::string_view given, const std::vector<std::string>&
 
 void check_value(const FieldInfo& field, const Json& value, const std::string& subject) {
   const auto expect = [&](bool holds, const char* expected) {
-    require(holds, subject, " must be ", expected, ", got ", value.dump().substr(0, 80));
+    if (!holds)
+      fail(ErrorKind::invalid_argument, subject, " must be ", expected, ", got ",
+           value.dump().substr(0, 80));
   };
   switch (field.type) {
     case FieldType::integer:

@@ -156,8 +156,6 @@ std::vector<Field<ActionRequest>> action_rows() {
                                   .group = kActions,
                                   .help = "Size of the canvas: 256, 480, 704 or 720",
                                   .otherwise = "480",
-                                  .least = 256,
-                                  .most = 720,
                                   .needs = "action_mode",
                                   .aliases = "image_size"}),
       file_field(&A::raw_actions, load_actions, write_tensor,

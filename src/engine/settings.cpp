@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189,
                   kDefaultSteps = 35;
 constexpr double kDefaultGuidance = 6.0, kDefaultFps = 24;
-constexpr int64_t kMaxSide = 16384;
 
 bool blank(const std::string& text) {
   return std::all_of(text.begin(), text.end(),
@@ -35,8 +34,6 @@ std::string nearest_multiple(int64_t value, int64_t factor) {
 }  // namespace
 
 int64_t checked_side(const char* name, int64_t value, int64_t factor) {
-  require(value > 0, name, " must be positive, got ", value);
-  require(value <= kMaxSide, name, " is ", value, "; the limit is ", kMaxSide);
   require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value,
           "; the nearest is ", nearest_multiple(value, factor));
   return value;

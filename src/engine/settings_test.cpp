@@ -67,8 +67,8 @@ TEST(Sizes, MultiplesOfTheVaesFactor) {
   for (const Refusal& c : std::vector<Refusal>{{1280, 728, "the nearest is 720"},
                                                {1281, 720, "the nearest is 1280"},
                                                {8, 16, "the nearest is 16"},
-                                               {16, 0, "must be positive"},
-                                               {16, -16, "must be positive"},
+                                               {16, 0, "at least 1"},
+                                               {16, -16, "at least 1"},
                                                {100000, 16, "the limit is 16384"}}) {
     Request request = clip();
     request.width = c.width;
@@ -124,7 +124,7 @@ TEST(Conditioning, OnlyWhatCanMatterIsEncoded) {
   request.condition_frame_indexes_vision = {0, 5};
   refused(request, {"holds 5", "5 latent frames (0 to 4)"});
   request.condition_frame_indexes_vision = {-1};
-  refused(request, {"holds -1"});
+  refused(request, {"at least 0, got -1"});
   request.condition_frame_indexes_vision = {};
   refused(request, {"is empty"});
   request.condition_frame_indexes_vision = {0};

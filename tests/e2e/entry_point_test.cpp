@@ -62,7 +62,8 @@ class EntryPoint : public testing::Test {
     return generate(arguments);
   }
   std::string latents(const std::string& name) const {
-    return ScratchFolder::read(file(name + ".safetensors"));
+    const View values = Safetensors::open_file(file(name + ".safetensors")).view("latents");
+    return {static_cast<const char*>(values.data), static_cast<size_t>(values.numel()) * 4};
   }
 
   ScratchFolder scratch_;

@@ -3,6 +3,7 @@
 
 #include "base/json.h"
 #include "io/video.h"
+#include "model_variant.h"
 #include "process.h"
 #include "scratch_folder.h"
 
@@ -31,6 +32,9 @@ class Runs : public testing::Test {
       writer.write(frame.data());
     }
     writer.finish();
+    // A sound decoder of a rate that players know.
+    const std::string config = "sound_tokenizer/config.json";
+    model_.write(config, Json::load(model_.path() / config).set("sampling_rate", 48000).dump());
     scratch_.write("rows.json", "[[0.1, 0.2], [0.2, 0.1], [0, 0], [-0.1, 0.3]]");
   }
 
@@ -64,6 +68,7 @@ class Runs : public testing::Test {
 
  private:
   ScratchFolder scratch_;
+  e2e::ModelVariant model_{e2e::source_folder() + "/tests/golden/data/pipeline/model"};
 };
 
 class Repeat : public Runs, public testing::WithParamInterface<Mode> {};
