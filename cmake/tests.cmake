@@ -8,6 +8,7 @@ set(ORRERY_TEST_ENV
 
 # The one object that knows the path of the tree: the others compile alike in every folder.
 add_library(orrery_test_support STATIC ${PROJECT_SOURCE_DIR}/tests/support/source_dir.cpp)
+orrery_own(orrery_test_support)
 target_include_directories(orrery_test_support PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_compile_definitions(orrery_test_support PRIVATE ORRERY_BUILT_FROM="${PROJECT_SOURCE_DIR}")
 
@@ -17,7 +18,8 @@ function(orrery_test name label)
     return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE orrery_options orrery_test_support GTest::gtest GTest::gtest_main ${ARG_LIBS})
+  orrery_own(${name})
+  target_link_libraries(${name} PRIVATE orrery_test_support GTest::gtest GTest::gtest_main ${ARG_LIBS})
   foreach(dep ${ARG_DEPS})
     target_link_libraries(${name} PRIVATE orrery_${dep})
   endforeach()
@@ -43,7 +45,7 @@ orrery_test(conformance unit SOURCES ${conformance} DEPS backend cpu cuda)
 
 # On a GPU: conformance without the CPU backend, so that it needs no OpenMP, and what only
 # the CUDA backend has.
-if(ORRERY_CUDA)
+if(ORRERY_WITH_CUDA)
   file(GLOB device CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/device/*.cpp)
   orrery_test(device_test device SOURCES ${device} ${conformance} DEPS attention cuda)
   # Ranks on two GPUs.
@@ -64,7 +66,8 @@ file(GLOB fuzzers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
 foreach(source ${fuzzers})
   get_filename_component(name ${source} NAME_WE)
   add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE orrery_options orrery_engine)
+  orrery_own(${name})
+  target_link_libraries(${name} PRIVATE orrery_engine)
   if(ORRERY_FUZZ)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     set(arguments -runs=0)

@@ -4,9 +4,10 @@
 #include <filesystem>
 #include <string>
 
+#include "orrery/export.h"
 #include "orrery/request.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 // Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other
 // object is the caption itself, taken as written.

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "orrery/choices.h"
+#include "orrery/export.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 // 8-bit RGB frames of one size, in memory.
 struct Frames {

@@ -1,0 +1,22 @@
+# Writes OUTPUT, a header with facts of this build, when they have changed.
+execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=10 --exclude=*
+                OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
+                RESULT_VARIABLE status)
+if(NOT status EQUAL 0)
+  set(commit unknown)
+endif()
+set(text "// Facts of this build, written by cmake/build_facts.cmake.\n#pragma once\n\n")
+string(APPEND text "#define ORRERY_BUILD_COMMIT \"${commit}\"\n")
+set(parts "oneDNN ${DNNL_VERSION}")
+foreach(part MEDIA MPI CUDA NCCL)
+  string(REPLACE MEDIA media name ${part})
+  if(NOT ${part})
+    string(APPEND parts ", no ${name}")
+  elseif(part STREQUAL CUDA)
+    string(APPEND parts ", CUDA ${CUDA_VERSION}")
+  else()
+    string(APPEND parts ", ${name}")
+  endif()
+endforeach()
+string(APPEND text "#define ORRERY_BUILD_PARTS \"${parts}\"\n")
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "${text}" @ONLY)
