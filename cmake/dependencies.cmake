@@ -5,9 +5,15 @@ find_package(Threads REQUIRED)
 find_package(PNG REQUIRED)
 find_package(JPEG REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-find_package(dnnl CONFIG REQUIRED)
 pkg_check_modules(ORRERY_PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(ORRERY_UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+
+# Not by Debian's dnnl-config.cmake: it demands OpenCL, which its package does not bring.
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_path(DNNL_INCLUDE oneapi/dnnl/dnnl.hpp REQUIRED)
+add_library(DNNL::dnnl UNKNOWN IMPORTED)
+set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY}
+                      INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE})
 
 # Libraries that the objects of orrery refer to.
 set(ORRERY_LIBRARIES Threads::Threads PNG::PNG JPEG::JPEG OpenMP::OpenMP_CXX DNNL::dnnl

@@ -11,7 +11,7 @@ add_custom_target(orrery_build_facts
   COMMAND ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR}
           -D OUTPUT=${PROJECT_BINARY_DIR}/include/orrery_build.h -D MEDIA=${ORRERY_WITH_MEDIA}
           -D MPI=${ORRERY_WITH_MPI} -D CUDA=${ORRERY_WITH_CUDA} -D NCCL=${ORRERY_WITH_NCCL}
-          -D CUDA_VERSION=${CUDAToolkit_VERSION} -D DNNL_VERSION=${dnnl_VERSION}
+          -D CUDA_VERSION=${CUDAToolkit_VERSION} -D DNNL_INCLUDE=${DNNL_INCLUDE}
           -P ${PROJECT_SOURCE_DIR}/cmake/build_facts.cmake
   BYPRODUCTS ${PROJECT_BINARY_DIR}/include/orrery_build.h COMMENT "" VERBATIM)
 add_dependencies(orrery_base orrery_build_facts)

@@ -88,3 +88,7 @@ foreach(check "check_layers" "results_table --check" "strategy_table --check")
   add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/${name}.py ${words})
   set_tests_properties(${name} PROPERTIES LABELS unit)
 endforeach()
+
+if(ORRERY_INSTALL AND ORRERY_PROGRAM AND NOT ORRERY_SANITIZE)
+  include(cmake/package_tests.cmake)
+endif()
