@@ -8,6 +8,7 @@
 // Every function throws orrery::Error.
 #pragma once
 
+#include "orrery/choices.h"
 #include "orrery/compare.h"
 #include "orrery/engine.h"
 #include "orrery/error.h"
