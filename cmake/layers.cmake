@@ -98,7 +98,7 @@ macro(orrery_cuda_kernels)
   file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/kernels/*.cu)
   target_sources(orrery_cuda PRIVATE ${kernels})
   set_target_properties(orrery_cuda PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
-                        CUDA_RUNTIME_LIBRARY Shared)
+                        CUDA_RUNTIME_LIBRARY Shared CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(orrery_cuda PRIVATE ${CUDNN_INCLUDE})
   target_link_libraries(orrery_cuda PRIVATE CUDA::cudart ${CUBLASLT_LIBRARY} ${CUDNN_LIBRARY})
 endmacro()

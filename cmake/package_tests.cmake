@@ -38,7 +38,7 @@ add_test(NAME package.exports
 set_tests_properties(package.find_package package.static package.subdirectory package.pkg_config
                      PROPERTIES FIXTURES_REQUIRED prefix)
 set_tests_properties(package.install package.find_package package.static package.subdirectory
-                     package.pkg_config package.exports PROPERTIES LABELS "package;slow" TIMEOUT 1800)
+                     package.pkg_config package.exports PROPERTIES LABELS slow TIMEOUT 1800)
 # Every public header compiles by itself.
 add_custom_target(orrery_public_headers ALL)
 add_dependencies(orrery_public_headers orrery_shared_verify_interface_header_sets)
