@@ -19,8 +19,7 @@ set_target_properties(DNNL::dnnl PROPERTIES IMPORTED_LOCATION ${DNNL_LIBRARY}
 set(ORRERY_LIBRARIES Threads::Threads PNG::PNG JPEG::JPEG OpenMP::OpenMP_CXX DNNL::dnnl
     PkgConfig::ORRERY_PCRE2 PkgConfig::ORRERY_UTF8PROC)
 if(ORRERY_WITH_MEDIA)
-  pkg_check_modules(ORRERY_FFMPEG REQUIRED QUIET IMPORTED_TARGET
-                    libavcodec libavformat libavutil libswscale libswresample)
+  pkg_check_modules(ORRERY_FFMPEG REQUIRED QUIET IMPORTED_TARGET ${ORRERY_FFMPEG_MODULES})
   list(APPEND ORRERY_LIBRARIES PkgConfig::ORRERY_FFMPEG)
 endif()
 if(ORRERY_WITH_MPI)

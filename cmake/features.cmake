@@ -31,12 +31,12 @@ foreach(option
 endforeach()
 
 find_package(PkgConfig REQUIRED)
+set(ORRERY_FFMPEG_MODULES libavcodec libavfilter libavformat libavutil libswscale libswresample)
 if(ORRERY_MEDIA)
-  pkg_check_modules(ORRERY_FFMPEG QUIET IMPORTED_TARGET
-                    libavcodec libavformat libavutil libswscale libswresample)
+  pkg_check_modules(ORRERY_FFMPEG QUIET IMPORTED_TARGET ${ORRERY_FFMPEG_MODULES})
 endif()
-orrery_feature(MEDIA "FFmpeg's development files (libavcodec, libavformat, libavutil, libswscale, libswresample)"
-               "videos are refused" ORRERY_MEDIA ORRERY_FFMPEG_FOUND)
+orrery_feature(MEDIA "FFmpeg's development files (${ORRERY_FFMPEG_MODULES})" "videos are refused"
+               ORRERY_MEDIA ORRERY_FFMPEG_FOUND)
 
 if(ORRERY_MPI)
   find_package(MPI QUIET COMPONENTS CXX)
