@@ -10,7 +10,9 @@
 #include <string_view>
 #include <type_traits>
 
-namespace orrery {
+#include "orrery/export.h"
+
+namespace ORRERY_API orrery {
 
 // A value may have several names; the first of them is printed, all are read.
 template <typename E>

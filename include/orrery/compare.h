@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "orrery/engine.h"
+#include "orrery/export.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 struct ComparedStrategy {
   std::string name;       // for labels; see strategy_name()

@@ -11,9 +11,11 @@
 
 #include "orrery/choices.h"
 #include "orrery/error.h"
+#include "orrery/export.h"
 #include "orrery/request.h"
+#include "orrery/version.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 class Job;  // job.h
 
@@ -130,7 +132,5 @@ std::string inspect_attention(const std::filesystem::path& model, const std::str
 // Token ids of a text under a model's tokenizer.
 std::vector<int64_t> tokenize(const std::filesystem::path& model, const std::string& text);
 std::string detokenize(const std::filesystem::path& model, const std::vector<int64_t>& ids);
-
-std::string version();
 
 }  // namespace orrery

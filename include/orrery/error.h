@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace orrery {
+#include "orrery/export.h"
+
+namespace ORRERY_API orrery {
 
 enum class ErrorKind {
   invalid_argument,  // the request or a flag is wrong: the user can mend it

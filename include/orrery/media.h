@@ -4,9 +4,10 @@
 #include <filesystem>
 #include <string>
 
+#include "orrery/export.h"
 #include "orrery/request.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 Frames load_image(const std::filesystem::path& file);
 // At most max_frames frames (0: all).

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "orrery/choices.h"
+#include "orrery/export.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 // The file that something was read from, so that a report can name it and a later run can tell
 // whether it is still the same.

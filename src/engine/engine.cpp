@@ -576,6 +576,4 @@ std::string detokenize(const std::filesystem::path& model, const std::vector<int
   return Tokenizer::load(model / "text_tokenizer").decode(ids);
 }
 
-std::string version() { return "0.1.0"; }
-
 }  // namespace orrery

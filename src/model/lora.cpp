@@ -28,7 +28,7 @@ class MatrixLister final : public WeightVisitor {
   }
 };
 
-// Framework name, checkpoint name (transformer specification 2.1). Whole dotted parts.
+// Framework name, checkpoint name (docs/internals/transformer.md). Whole dotted parts.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kFrameworkNames{{
     {"q_proj", "to_q"},
     {"k_proj", "to_k"},

@@ -1,4 +1,4 @@
-// Low-rank adapters (transformer specification, section 8), merged into the weights they name when
+// Low-rank adapters (docs/modes.md), merged into the weights they name when
 // a checkpoint is loaded: W' = W + scale * (alpha / rank) * B A, summed in f32 over all adapters in
 // the order given and rounded once to the type W is stored in. Weights that no adapter names stay
 // where they are.

@@ -1,5 +1,6 @@
 // The denoising network: a text (understanding) tower that runs once per prompt and leaves its keys
-// and values behind, and a generation tower that runs at every step (transformer specification).
+// and values behind, and a generation tower that runs at every step
+// (docs/internals/transformer.md).
 #pragma once
 
 #include <array>

@@ -171,8 +171,7 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   EXPECT_EQ(engine().generate(apart).frames.count, 12);
 }
 
-// Pipeline specification 9.4: a control computed from the video is the one that could have been
-// given.
+// A control computed from the video is the one that could have been given.
 TEST_F(TransferRun, ControlsAreComputedFromTheVideo) {
   const Frames source = square(5, 4);
   Frames edges = source;

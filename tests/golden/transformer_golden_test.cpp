@@ -15,7 +15,7 @@ namespace {
 constexpr double kTolerance = 2e-5;
 // Rotary tables are computed from identical fp32 angles; only the library's cos and sin may differ,
 // by about one ulp of values up to 1, on top of the last-place freedom of the fp32 power
-// (specification 4.3).
+// (docs/internals/transformer.md).
 constexpr double kRopeTolerance = 1e-6;
 
 class TransformerGolden : public testing::TestWithParam<std::string> {};
