@@ -40,7 +40,8 @@ int compare(Request request, const CompareFiles& files, CompareOptions options,
 int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json);
 int make_checkpoint(const std::filesystem::path& folder, CheckpointOptions options);
 
-// 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
+// 0 ok, 2 a request or file that must be mended, 3 blocked by the guardrail, 4 no verdict of the
+// guardrail, 130 interrupted, 1 anything else. docs/modes.md lists them.
 int exit_status(ErrorKind kind);
 
 }  // namespace orrery::cli

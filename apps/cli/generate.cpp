@@ -47,6 +47,8 @@ int exit_status(ErrorKind kind) {
     case ErrorKind::corrupt:
     case ErrorKind::unsupported:
     case ErrorKind::numeric: return 2;
+    case ErrorKind::blocked: return 3;
+    case ErrorKind::guardrail: return 4;
     case ErrorKind::cancelled: return 130;
     case ErrorKind::out_of_memory:
     case ErrorKind::device: return 1;
@@ -100,13 +102,12 @@ int generate(Request request, const GenerateFiles& files, EngineOptions options,
   printer.line("orrery " + version() + " on " + engine.device_description());
   printer.line(engine.describe(request));
   std::stop_source stop;
-  const Result result = engine.generate(
-      request,
-      [&](const Progress& progress) {
-        printer(progress);
-        if (interrupted()) stop.request_stop();
-      },
-      stop.get_token());
+  Events events;
+  events.progress = [&](const Progress& progress) {
+    printer(progress);
+    if (interrupted()) stop.request_stop();
+  };
+  const Result result = engine.generate(request, events, stop.get_token());
   if (!leads) return 0;
 
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "orrery/request.h"
+#include "orrery/result.h"
 
 namespace orrery {
 
