@@ -135,7 +135,9 @@ void Generation::perform(const Stage& stage) {
     case StageKind::check_prompt:
       return guardrail_.check_prompt(request_, [this] { teller_.wait(); });
     case StageKind::check_frames: return check_frames();
-    case StageKind::load: generation_.emplace(*state_.weights, Part::generation); return;
+    case StageKind::load:
+      generation_.emplace(*state_.weights, Part::generation, hooks_.pause);
+      return;
     case StageKind::prompt: prepare(); return run_->perform(stage, hooks_);
     case StageKind::warm_up: return warm_up(stage);
     case StageKind::denoise:
