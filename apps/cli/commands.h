@@ -55,7 +55,8 @@ std::string help_of(const Command& command, size_t width, bool brief);
 // The general help.
 std::string help_of_all(size_t width);
 
-// 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
+// 0 ok, 2 a request or file that must be mended, 3 blocked by the guardrail, 4 no verdict of the
+// guardrail, 130 interrupted, 1 anything else. docs/modes.md lists them.
 int exit_status(ErrorKind kind);
 
 }  // namespace orrery::cli

@@ -41,10 +41,6 @@ void check_sound(const Draft& draft, const fs::path& output, const Outline& outl
   }
 }
 
-}  // namespace
-
-namespace {
-
 void save(const Draft& draft, const fs::path& output, const Result& result, int crf) {
   save_output(output, result, crf);
   if (draft.has("save_latents")) save_latents(draft.text("save_latents"), result);
@@ -92,13 +88,12 @@ int generate(const Call& call) {
   printer.line("orrery " + version() + " on " + engine.device_description());
   printer.line(engine.describe(request));
   std::stop_source stop;
-  const Result result = engine.generate(
-      request,
-      [&](const Progress& progress) {
-        printer(progress);
-        if (interrupted()) stop.request_stop();
-      },
-      stop.get_token());
+  Events events;
+  events.progress = [&](const Progress& progress) {
+    printer(progress);
+    if (interrupted()) stop.request_stop();
+  };
+  const Result result = engine.generate(request, events, stop.get_token());
   if (!leads) return 0;
 
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));

@@ -14,6 +14,8 @@ int exit_status(ErrorKind kind) {
     case ErrorKind::corrupt:
     case ErrorKind::unsupported:
     case ErrorKind::numeric: return 2;
+    case ErrorKind::blocked: return 3;
+    case ErrorKind::guardrail: return 4;
     case ErrorKind::cancelled: return 130;
     case ErrorKind::out_of_memory:
     case ErrorKind::device: return 1;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "orrery/export.h"
-#include "orrery/request.h"
+#include "orrery/result.h"
 
 namespace ORRERY_API orrery {
 

@@ -1,10 +1,8 @@
-// What a caller asks for and gets: plain data.
+// What a caller asks for: plain data.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -116,41 +114,5 @@ struct Request {
   bool vae_tiling = false;  // decode and encode in spatial tiles
   int crf = 18;             // H.264 quality of a video file, 1 (best) to 51
 };
-
-// What one attention preset did in the generation tower of a run.
-struct AttentionUse {
-  std::string preset;
-  std::string implementation;  // what the backend ran
-  int64_t calls = 0;
-  int64_t dense_calls = 0;  // of the calls: those that know no blocks and read every key
-  int64_t kept_blocks = 0;  // of the other calls, over all heads
-  int64_t all_blocks = 0;
-  double seconds = 0;  // 0 unless the run was profiled
-};
-// Mean over the calls of the share of key blocks that were read; a dense call reads all of them.
-double kept_share(const std::vector<AttentionUse>& uses);
-// One line for people.
-std::string to_text(const AttentionUse& use);
-
-struct Result {
-  Frames frames;
-  double fps = 24;
-  FloatTensor latents;                    // final, normalised, [1, C, T, h, w]
-  std::vector<std::vector<float>> sound;  // planar [channels][samples]; empty without sound
-  int64_t sampling_rate = 0;
-  std::optional<FloatTensor> action;    // [chunk, raw width], model-normalised
-  std::vector<AttentionUse> attention;  // one entry for each preset that ran
-  std::string report;                   // JSON: settings, seed, versions, times, memory, dispatch
-  std::map<std::string, std::string> metadata;  // what an output file should carry
-};
-
-struct Progress {
-  std::string
-      stage;  // "guardrail", "prompt", "encode", "load", "warm-up", "denoise", "decode", "sound"
-  int64_t step = 0;  // finished, of total
-  int64_t total = 0;
-  double seconds = 0;  // since the stage began
-};
-using ProgressCallback = std::function<void(const Progress&)>;
 
 }  // namespace orrery

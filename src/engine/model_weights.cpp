@@ -98,7 +98,7 @@ ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
   footprint_ = footprint_of(sizes_, options_.offload, backend.device());
   require_room();
   for (Part part : {Part::text, Part::generation, Part::vae, Part::sound}) {
-    if (stays(part) && (part != Part::sound || networks_.sound != nullptr)) load(part);
+    if (stays(part) && (part != Part::sound || networks_.sound != nullptr)) load(part, {});
   }
 }
 
@@ -137,8 +137,8 @@ bool ModelWeights::stays(Part part) const {
   return part != Part::text && options_.offload != Offload::model;
 }
 
-void ModelWeights::bring(Part part) {
-  if (!has(part)) load(part);
+void ModelWeights::bring(Part part, const Pause& pause) {
+  if (!has(part)) load(part, pause);
 }
 
 void ModelWeights::take_away(Part part) {
@@ -160,7 +160,17 @@ WeightStore ModelWeights::fill(const Safetensors& files, const VisitFunction& vi
   return store;
 }
 
-void ModelWeights::load(Part part) {
+// As Transformer::visit_und() and visit_gen() do.
+void ModelWeights::visit_tower(Tower tower, WeightVisitor& visitor, const Pause& pause) {
+  if (tower == Tower::und) networks_.transformer.visit_ends(tower, visitor);
+  for (int i = 0; i < sizes_.num_layers; ++i) {
+    if (pause) pause();
+    networks_.transformer.visit_layer(tower, i, visitor);
+  }
+  if (tower == Tower::gen) networks_.transformer.visit_ends(tower, visitor);
+}
+
+void ModelWeights::load(Part part, const Pause& pause) {
   const auto start = Clock::now();
   Place& place = places_[static_cast<size_t>(part)];
   const LoadOptions& of = options_.transformer;
@@ -188,12 +198,7 @@ void ModelWeights::load(Part part) {
       networks_.transformer.set_stream(tower, place.layers.get());
     } else {
       place.store = fill(
-          transformer_files_,
-          [&](WeightVisitor& v) {
-            tower == Tower::und ? networks_.transformer.visit_und(v)
-                                : networks_.transformer.visit_gen(v);
-          },
-          of);
+          transformer_files_, [&](WeightVisitor& v) { visit_tower(tower, v, pause); }, of);
     }
   }
   backend_.synchronize();

@@ -70,10 +70,15 @@ class ModelWeights {
 
   // Whether a part is in place now.
   bool has(Part part) const { return places_[static_cast<size_t>(part)].present; }
+  // Called between layers that are loaded. May throw: nothing has been brought then.
+  using Pause = std::function<void()>;
   // A part is in place while a Use of it lives. Parts in use at once need room at once.
   class Use {
    public:
-    Use(ModelWeights& weights, Part part) : weights_(weights), part_(part) { weights.bring(part); }
+    Use(ModelWeights& weights, Part part, const Pause& pause = {})
+        : weights_(weights), part_(part) {
+      weights.bring(part, pause);
+    }
     ~Use() { weights_.take_away(part_); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -98,10 +103,11 @@ class ModelWeights {
   std::string notice() const;
 
  private:
-  void bring(Part part);
+  void bring(Part part, const Pause& pause);
   void take_away(Part part);
   bool stays(Part part) const;
-  void load(Part part);
+  void load(Part part, const Pause& pause);
+  void visit_tower(Tower tower, WeightVisitor& visitor, const Pause& pause);
   void check_sound(const std::filesystem::path& model);
   void require_room() const;
   LayerStream::VisitLayer layers_of(Tower tower);

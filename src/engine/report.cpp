@@ -225,6 +225,24 @@ std::vector<AttentionUse> attention_use(const std::vector<DispatchRecord>& recor
   return uses;
 }
 
+StageTime Times::stage(std::string_view name) const {
+  StageTime sum;
+  sum.name = name;
+  for (const StageTime& one : stages) {
+    if (one.name != name) continue;
+    sum.seconds += one.seconds;
+    sum.processor_seconds += one.processor_seconds;
+    sum.flops += one.flops;
+  }
+  return sum;
+}
+
+double Times::total_seconds() const {
+  double total = open_seconds;
+  for (const StageTime& stage : stages) total += stage.seconds;
+  return total;
+}
+
 double kept_share(const std::vector<AttentionUse>& uses) {
   double calls = 0, kept = 0;
   for (const AttentionUse& use : uses) {
@@ -265,17 +283,18 @@ Json load_json(const ModelWeights::LoadTime& load) {
 }
 
 Json memory_json(const RunRecord& record) {
+  const MemoryUse& memory = record.memory;
   Json out = Json::object();
   out.set("offload", record.offload)
-      .set("weight_bytes", record.weight_bytes)
-      .set("resident_weight_bytes", record.resident_weight_bytes)
-      .set("pinned_bytes", record.pinned_bytes)
-      .set("arena_bytes", record.arena_bytes)
-      .set("peak_resident_bytes", peak_resident_bytes());
-  if (record.device_memory.total > 0) {
-    out.set("device_peak_bytes", record.device_memory.peak)
-        .set("device_free_bytes", record.device_memory.free)
-        .set("device_total_bytes", record.device_memory.total);
+      .set("weight_bytes", memory.weights)
+      .set("resident_weight_bytes", memory.resident_weights)
+      .set("pinned_bytes", memory.pinned)
+      .set("arena_bytes", memory.arena)
+      .set("peak_resident_bytes", memory.peak_resident);
+  if (memory.device_total > 0) {
+    out.set("device_peak_bytes", memory.device_peak)
+        .set("device_free_bytes", memory.device_free)
+        .set("device_total_bytes", memory.device_total);
   }
   return out;
 }
@@ -297,25 +316,25 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
                          .set("negative", record.negative_tokens)
                          .set("generation", record.generation_tokens))
       .set("guardrail", record.guardrail);
+  const Times& times = record.times;
   Json stages = Json::array();
-  double total = record.open_seconds;
-  for (const StageTime& stage : record.stages) {
+  for (const StageTime& stage : times.stages) {
     Json entry = Json::object();
     entry.set("name", stage.name)
+        .set("chunk", stage.chunk)
         .set("seconds", stage.seconds)
         .set("processor_seconds", stage.processor_seconds)
         .set("flops", stage.flops);
     if (stage.seconds > 0) entry.set("gflops_per_second", stage.flops / stage.seconds * 1e-9);
     stages.push(std::move(entry));
-    total += stage.seconds;
   }
   Json steps = Json::array();
-  for (double seconds : record.step_seconds) steps.push(seconds);
-  out.set("open_seconds", record.open_seconds)
+  for (double seconds : times.step_seconds) steps.push(seconds);
+  out.set("open_seconds", times.open_seconds)
       .set("stages", std::move(stages))
       .set("step_seconds", std::move(steps))
-      .set("total_seconds", total)
-      .set("first_step_after_start_seconds", record.first_step_seconds)
+      .set("total_seconds", times.total_seconds())
+      .set("first_step_after_start_seconds", times.first_step_after_start_seconds)
       .set("load", load_json(record.load))
       .set("memory", memory_json(record));
   out.set("attention", Json::object()

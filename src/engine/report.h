@@ -14,24 +14,13 @@
 
 namespace orrery {
 
-struct StageTime {
-  std::string name;
-  double seconds = 0;
-  double flops = 0;
-  double processor_seconds = 0;  // of all threads of this process
-};
-
 struct RunRecord {
-  std::vector<StageTime> stages;
-  std::vector<double> step_seconds;
+  Times times;
+  MemoryUse memory;
   OpTable operations;  // of all stages
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
-  int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
-  MemoryState device_memory;  // at the end; zeros without a device
   std::string offload;
   ModelWeights::LoadTime load;
-  double first_step_seconds = 0;  // from the process's start to the end of the first denoising step
-  double open_seconds = 0;
   Mesh mesh;  // of the ranks that shared the run; all else is of rank 0
   std::string device;
   std::string dtype;

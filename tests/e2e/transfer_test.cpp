@@ -145,9 +145,11 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   request.transfer->num_video_frames_per_chunk = 5;
   request.num_inference_steps = 1;
   std::vector<std::string> stages;
-  const Result result = engine().generate(request, [&](const Progress& progress) {
+  Events events;
+  events.progress = [&](const Progress& progress) {
     if (progress.step == 0 && progress.stage == "denoise") stages.push_back(progress.stage);
-  });
+  };
+  const Result result = engine().generate(request, events);
   EXPECT_EQ(result.frames.count, 12);
   EXPECT_EQ(result.frames.rgb.size(), 12u * 64 * 64 * 3);
   EXPECT_EQ(stages.size(), 3u);  // 5, then 4 new ones each
