@@ -299,6 +299,9 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
   add_choice<Offload>(app, "--offload", options.offload,
                       "Weights that leave the device: none, all but the part in use, all but a few "
                       "layers");
+  add_choice<Resident>(app, "--resident", options.resident,
+                       "Whether the text tower stays on the device between requests; auto: when it "
+                       "fits");
   app.add_flag("--graphs,!--no-graphs", options.graphs,
                "Replay denoising steps as recorded graphs (CUDA); default on");
 }

@@ -16,6 +16,7 @@
 #include "engine/run.h"
 #include "engine/settings.h"
 #include "engine/transfer.h"
+#include "model/weights.h"
 
 namespace orrery {
 
@@ -98,7 +99,7 @@ void Engine::State::load(int64_t host_memory) {
 
   // The CPU reads bf16 weights from the mapping; a device holds them in the type it computes in.
   LoadOptions of;
-  if (backend->device() != DeviceKind::cpu) of.dtype = dtype;
+  if (backend->device() != DeviceKind::cpu) of.hold = dtype;
   of.ignored = Transformer::is_unused;
   of.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
   // One rank for each slice looks at its numbers; a fault ends all.
@@ -107,7 +108,7 @@ void Engine::State::load(int64_t host_memory) {
   use.offload = offload();
   use.host_memory = host_memory;
   use.transformer = of;
-  use.vae.dtype = of.dtype;
+  use.vae.hold = of.hold;
   use.vae.check_finite = groups.leads();
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
   use.check_sound = groups.leads();
@@ -127,7 +128,9 @@ Placement Engine::State::placement(const Request& request) const {
           {request.vae_tiling},
           groups.mesh,
           groups.rank,
-          offload()};
+          offload(),
+          options.resident,
+          0};
 }
 
 struct Engine::Ranks {
@@ -398,22 +401,26 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
     record.text_tokens = static_cast<int64_t>(ids.front().size());
     if (ids.size() > 1) record.negative_tokens = static_cast<int64_t>(ids.back().size());
     Placement placement = state.placement(request);
+    placement.budget = available + state.weights->resident_bytes();
     Plan plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
-    if (needed(plan) > available && !placement.tiling.enabled && state.groups.mesh.world() == 1) {
+    const auto room = [&] { return available + state.weights->freed_by(plan.text_stays); };
+    if (needed(plan) > room() && !placement.tiling.enabled && state.groups.mesh.world() == 1) {
       placement.tiling.enabled = true;
       const int64_t whole = needed(plan);
       plan = measure(state.checkpoint, settings, state.strategy, ids, placement);
       state.notice(concat("the VAE works in tiles: whole frames would need ", whole / 1000000,
-                          " MB, ", available / 1000000, " are free"));
+                          " MB, ", room() / 1000000, " are free"));
     }
-    require(needed(plan) <= available, ErrorKind::out_of_memory, "this request needs ",
-            needed(plan) / 1000000, " MB beside the weights, but ", available / 1000000,
+    require(needed(plan) <= room(), ErrorKind::out_of_memory, "this request needs ",
+            needed(plan) / 1000000, " MB beside the weights, but ", room() / 1000000,
             " are free; ask for fewer frames or a smaller size",
             backend.device() == DeviceKind::cpu ? "" : ", or use --offload model or layer");
     record.arena_bytes = plan.activation_bytes;
     record.weight_bytes = plan.weight_bytes;
     record.resident_weight_bytes = plan.resident_weight_bytes;
     record.pinned_bytes = plan.pinned_bytes;
+    record.text_stays = plan.text_stays;
+    state.weights->keep_text(plan.text_stays);
     arena.emplace(backend.allocate(static_cast<size_t>(plan.activation_bytes)));
     const auto with_text = [&weights = *state.weights](const std::function<void()>& body) {
       const ModelWeights::Use text(weights, Part::text);
@@ -552,7 +559,9 @@ Plan plan_request(const std::filesystem::path& model, const Request& request,
                        {request.vae_tiling},
                        mesh_of(options),
                        0,
-                       offload_on(backend->device(), options.offload)});
+                       offload_on(backend->device(), options.offload),
+                       options.resident,
+                       backend->memory().free});
   plan.summary = summary(settings);
   const double rate = gemm_ceiling(*backend, dtype);
   plan.ceiling = concat("floor: flops at ", static_cast<int64_t>(rate * 1e-9),

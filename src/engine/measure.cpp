@@ -9,6 +9,7 @@
 #include "engine/clock.h"
 #include "engine/run.h"
 #include "engine/transfer.h"
+#include "model/weight_layout.h"
 
 namespace orrery {
 
@@ -83,14 +84,9 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
     place_weights(
         dry, [&](WeightVisitor& v) { sound->visit(v); }, SoundDecoder::kWeightType);
   }
-  const auto dtype_of = [&](const std::string&) { return held; };
-  const PartSizes sizes =
-      part_sizes({model, autoencoder, sound ? &*sound : nullptr}, dtype_of, dtype_of, shard);
-  const Footprint weights = footprint_of(sizes, placement.offload, placement.device);
+  const PartSizes sizes = part_sizes({model, autoencoder, sound ? &*sound : nullptr},
+                                     {held, shard, placement.fuses_weights}, held);
   Plan plan;
-  plan.weight_bytes = sizes.all();
-  plan.resident_weight_bytes = weights.resident;
-  plan.pinned_bytes = weights.pinned;
 
   Arena arena = Arena::measuring(dry.device());
   Run run({model, autoencoder, sound ? &*sound : nullptr}, arena, settings, strategy,
@@ -139,7 +135,15 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
   if (settings.sound_frames > 0) stage("sound", 1, [&] { run.decode_sound(); });
   plan.activation_bytes = static_cast<int64_t>(arena.peak());
   plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
-  plan.peak_bytes = weights.most() + plan.activation_bytes + plan.state_bytes;
+  const int64_t beside = plan.activation_bytes + plan.state_bytes;
+  plan.text_stays = keeps_text(placement.resident, sizes, placement.offload, placement.device,
+                               beside, placement.budget);
+  const Footprint weights =
+      footprint_of(sizes, placement.offload, placement.device, plan.text_stays);
+  plan.weight_bytes = sizes.all();
+  plan.resident_weight_bytes = weights.resident;
+  plan.pinned_bytes = weights.pinned;
+  plan.peak_bytes = weights.most() + beside;
   plan.tokens = run.attention().sequence().size();
   plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
   plan.ranks = placement.mesh.world();

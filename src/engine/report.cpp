@@ -241,6 +241,7 @@ Json memory_json(const RunRecord& record) {
   out.set("offload", record.offload)
       .set("weight_bytes", record.weight_bytes)
       .set("resident_weight_bytes", record.resident_weight_bytes)
+      .set("text_stays", record.text_stays)
       .set("pinned_bytes", record.pinned_bytes)
       .set("arena_bytes", record.arena_bytes)
       .set("peak_resident_bytes", peak_resident_bytes());

@@ -29,6 +29,7 @@ struct RunRecord {
   int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
   MemoryState device_memory;  // at the end; zeros without a device
   std::string offload;
+  bool text_stays = false;
   ModelWeights::LoadTime load;
   double first_step_seconds = 0;  // from the process's start to the end of the first denoising step
   double open_seconds = 0;
