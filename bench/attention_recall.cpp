@@ -27,6 +27,7 @@
 #include "engine/backends.h"
 #include "engine/measure.h"
 #include "engine/run.h"
+#include "model/weights.h"
 
 namespace {
 
@@ -78,7 +79,7 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
   Transformer transformer(backend, checkpoint.transformer, dtype);
   Vae vae(backend, checkpoint.vae, vae_options(backend.device(), dtype));
   LoadOptions load;
-  if (backend.device() != DeviceKind::cpu) load.dtype = dtype;
+  if (backend.device() != DeviceKind::cpu) load.hold = dtype;
   load.ignored = Transformer::is_unused;
   const WeightStore weights = load_weights(
       backend, Safetensors::open_folder(checkpoint.folder.folder / "transformer"),

@@ -2,6 +2,8 @@
 
 #include "backend/dry_run.h"
 #include "engine/measure.h"
+#include "model/random_weights.h"
+#include "model/weight_layout.h"
 
 namespace orrery {
 

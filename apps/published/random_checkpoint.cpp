@@ -9,6 +9,7 @@
 #include "engine/clock.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
+#include "model/random_weights.h"
 #include "model/transformer.h"
 #include "model/vae.h"
 #include "text/tokenizer.h"

@@ -29,8 +29,7 @@ constexpr auto names(ComputeType) {
       {{automatic, "auto"}, {fp32, "fp32"}, {bf16, "bf16"}, {fp32, "float32"}, {bf16, "bfloat16"}});
 }
 
-// Weights on a device. On a device the text tower is only ever there while prompts are encoded, a
-// layer at a time. Besides:
+// Weights that stay on a device, beside the text tower (Resident) and the sound decoder.
 enum class Offload : uint8_t {
   none,   // generation tower and VAE stay
   model,  // whichever of the two is in use
@@ -39,6 +38,18 @@ enum class Offload : uint8_t {
 constexpr auto names(Offload) {
   using enum Offload;
   return std::to_array<Name<Offload>>({{none, "none"}, {model, "model"}, {layer, "layer"}});
+}
+
+// Whether the text tower stays on a device between requests. Else each of its layers is uploaded in
+// its turn while prompts are read, again for every request.
+enum class Resident : uint8_t {
+  automatic,  // when it fits beside what the request needs; never with an offload
+  on,
+  off,
+};
+constexpr auto names(Resident) {
+  using enum Resident;
+  return std::to_array<Name<Resident>>({{automatic, "auto"}, {on, "on"}, {off, "off"}});
 }
 
 // Running every attention layout once before the first step; automatic: on CUDA, when there is more

@@ -47,6 +47,7 @@ struct EngineOptions {
   // Weights on a device (docs/cuda.md). The CPU reads weights in the mapped files and knows none
   // only.
   Offload offload = Offload::none;
+  Resident resident = Resident::automatic;
   // Steps on CUDA run as recorded graphs where they can (docs/cuda.md, "Replay"). Results do not
   // depend on it.
   bool graphs = true;
@@ -81,6 +82,7 @@ struct Plan {
   int64_t activation_bytes = 0;       // arena
   int64_t state_bytes = 0;            // latents, solver history, text caches, tables
   int64_t resident_weight_bytes = 0;  // of the weights: those on the device between requests
+  bool text_stays = false;            // whether the text tower is among them (Resident)
   int64_t pinned_bytes = 0;           // host memory that layers are copied from
   int64_t peak_bytes = 0;   // on the device at once, without what libraries keep for themselves
   int64_t tokens = 0;       // generation tokens

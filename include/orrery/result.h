@@ -54,6 +54,7 @@ struct Times {
 struct MemoryUse {
   int64_t weights = 0;           // of all parts
   int64_t resident_weights = 0;  // of them, on the device between requests
+  bool text_stays = false;       // whether the text tower is among them (Resident)
   int64_t pinned = 0;            // host memory that layers are copied from
   int64_t arena = 0;             // activations
   int64_t peak_resident = 0;     // of this process

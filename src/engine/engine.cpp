@@ -47,7 +47,7 @@ void set_floors(Plan& plan, const DeviceProfile& profile) {
 
 // Of rank 0.
 Plan planned(const ModelFiles& model, const Request& request, const EngineOptions& options,
-             const AttentionStrategy& strategy, const DeviceProfile& profile) {
+             const AttentionStrategy& strategy, const DeviceProfile& profile, int64_t budget) {
   const Settings settings = resolve(request, model.checkpoint);
   check_mesh(options, model.checkpoint.transformer, &settings);
   const DeviceKind device = profile.is_cpu ? DeviceKind::cpu : DeviceKind::cuda;
@@ -58,7 +58,9 @@ Plan planned(const ModelFiles& model, const Request& request, const EngineOption
                             {request.vae_tiling},
                             mesh_of(options),
                             0,
-                            offload_on(device, options.offload)};
+                            offload_on(device, options.offload),
+                            options.resident,
+                            budget};
   Plan plan = measure(model.checkpoint, settings, strategy,
                       prompt_lists(model.checkpoint, model.tokenizer, settings), placement)
                   .plan;
@@ -162,8 +164,9 @@ Outline Engine::check(const Request& request) const {
 }
 
 Plan Engine::plan(const Request& request) const {
-  return planned(*ranks_->files, request, ranks_->options, ranks_->first().strategy,
-                 ranks_->profile);
+  const RankState& state = ranks_->first();
+  return planned(*ranks_->files, request, ranks_->options, state.strategy, ranks_->profile,
+                 ranks_->profile.free_bytes + state.weights->resident_bytes());
 }
 
 const DeviceProfile& Engine::profile() const { return ranks_->profile; }
@@ -211,8 +214,8 @@ Plan plan_request(const std::filesystem::path& model, const Request& request,
 Plan plan_request(const std::filesystem::path& model, const Request& request,
                   const EngineOptions& options, const DeviceProfile& profile) {
   const ModelFiles files(model);
-  return planned(files, request, options, strategy_of(files.checkpoint, options.attention),
-                 profile);
+  return planned(files, request, options, strategy_of(files.checkpoint, options.attention), profile,
+                 profile.free_bytes);
 }
 
 std::string inspect_attention(const std::filesystem::path& model, const std::string& attention,

@@ -165,17 +165,18 @@ Measured Generation::measure_within(const std::vector<std::vector<int64_t>>& ids
   const auto measured = [&] {
     return measure(state_.checkpoint(), settings_, state_.strategy, ids, placement);
   };
+  placement.budget = available_ + state_.weights->resident_bytes();
   Measured found = measured();
-  if (needed(found.plan) > available_ && !placement.tiling.enabled &&
-      state_.groups.mesh.world() == 1) {
+  const auto room = [&] { return available_ + state_.weights->freed_by(found.plan.text_stays); };
+  if (needed(found.plan) > room() && !placement.tiling.enabled && state_.groups.mesh.world() == 1) {
     placement.tiling.enabled = true;
     const int64_t whole = needed(found.plan);
     found = measured();
     state_.notice(concat("the VAE works in tiles: whole frames would need ", whole / 1000000,
-                         " MB, ", available_ / 1000000, " are free"));
+                         " MB, ", room() / 1000000, " are free"));
   }
-  require(needed(found.plan) <= available_, ErrorKind::out_of_memory, "this request needs ",
-          needed(found.plan) / 1000000, " MB beside the weights, but ", available_ / 1000000,
+  require(needed(found.plan) <= room(), ErrorKind::out_of_memory, "this request needs ",
+          needed(found.plan) / 1000000, " MB beside the weights, but ", room() / 1000000,
           " are free; ask for fewer frames or a smaller size",
           backend_.device() == DeviceKind::cpu ? "" : ", or use --offload model or layer");
   return found;
@@ -194,6 +195,8 @@ void Generation::prepare() {
   result_.memory.weights = plan.weight_bytes;
   result_.memory.resident_weights = plan.resident_weight_bytes;
   result_.memory.pinned = plan.pinned_bytes;
+  result_.memory.text_stays = plan.text_stays;
+  state_.weights->keep_text(plan.text_stays);
   arena_.emplace(backend_.allocate(static_cast<size_t>(plan.activation_bytes)));
   const auto with_text = [&weights = *state_.weights](const std::function<void()>& body) {
     const ModelWeights::Use text(weights, Part::text);

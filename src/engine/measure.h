@@ -21,6 +21,8 @@ struct Placement {
   Mesh mesh;     // of the ranks that share it
   int rank = 0;  // the one that is measured
   Offload offload = Offload::none;
+  Resident resident = Resident::off;
+  int64_t budget = 0;  // device bytes for weights and all else: what Resident::automatic goes by
 };
 
 // Conditional ids, then unconditional ones when guidance needs them.

@@ -15,6 +15,7 @@
 #include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
+#include "model/weights.h"
 #include "orrery/engine.h"
 
 namespace orrery {
@@ -31,6 +32,7 @@ struct PartSizes {
   int64_t sound = 0;  // 0 without a sound decoder
   int num_layers = 0;
   int64_t all() const { return text + generation + vae + sound; }
+  int64_t text_layers() const { return text - text_ends; }  // what of the text tower can stay
 };
 // The networks of a model; what holds them outlives what is given this.
 struct ModelNetworks {
@@ -38,9 +40,8 @@ struct ModelNetworks {
   Vae& vae;
   SoundDecoder* sound = nullptr;  // null when the model makes no sound
 };
-using DTypeOf = std::function<DType(const std::string& name)>;
-PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_dtype,
-                     const DTypeOf& vae_dtype, const Shard& shard = {});
+PartSizes part_sizes(const ModelNetworks& networks, const LayoutRules& transformer,
+                     const HoldRule& vae);
 
 // Bytes of weights in the memory of the device (on the CPU: the host's).
 struct Footprint {
@@ -49,7 +50,12 @@ struct Footprint {
   int64_t pinned = 0;               // host memory beside the mapping
   int64_t most() const;
 };
-Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);
+Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device,
+                       bool text_stays = false);
+// Whether the text tower stays while a request needs `beside` bytes beside the weights and `budget`
+// bytes hold both.
+bool keeps_text(Resident resident, const PartSizes& sizes, Offload offload, DeviceKind device,
+                int64_t beside, int64_t budget);
 
 enum class Part : uint8_t { text, generation, vae, sound };
 
@@ -57,6 +63,7 @@ class ModelWeights {
  public:
   struct Options {
     Offload offload = Offload::none;
+    bool text_stays = false;
     LoadOptions transformer, vae;
     bool check_sound = true;  // for values that are not finite
     std::vector<LoraAdapters::Source> lora;
@@ -99,6 +106,12 @@ class ModelWeights {
   const LoadTime& load_time() const { return load_time_; }
   const PartSizes& sizes() const { return sizes_; }
   const Footprint& footprint() const { return footprint_; }
+  // From now on; a text tower that no longer stays goes at once. Between requests only.
+  void keep_text(bool stays);
+  // Bytes on the device that keep_text(stays) frees; negative where the next prompt takes them.
+  int64_t freed_by(bool text_stays) const;
+  // Bytes that are on the device between requests, now.
+  int64_t resident_bytes() const;
   // A sentence about what is slower than it should be; empty when nothing is.
   std::string notice() const;
 

@@ -51,7 +51,7 @@ void RankState::load(int64_t host_memory) {
 
   // The CPU reads bf16 weights from the mapping; a device holds them in the type it computes in.
   LoadOptions of;
-  if (backend->device() != DeviceKind::cpu) of.dtype = dtype;
+  if (backend->device() != DeviceKind::cpu) of.hold = dtype;
   of.ignored = Transformer::is_unused;
   of.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
   // One rank for each slice looks at its numbers; a fault ends all.
@@ -60,7 +60,7 @@ void RankState::load(int64_t host_memory) {
   use.offload = offload();
   use.host_memory = host_memory;
   use.transformer = of;
-  use.vae.dtype = of.dtype;
+  use.vae.hold = of.hold;
   use.vae.check_finite = groups.leads();
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
   use.check_sound = groups.leads();
@@ -80,7 +80,9 @@ Placement RankState::placement(const Request& request) const {
           {request.vae_tiling},
           groups.mesh,
           groups.rank,
-          offload()};
+          offload(),
+          options.resident,
+          0};
 }
 
 }  // namespace orrery

@@ -288,6 +288,7 @@ Json memory_json(const RunRecord& record) {
   out.set("offload", record.offload)
       .set("weight_bytes", memory.weights)
       .set("resident_weight_bytes", memory.resident_weights)
+      .set("text_stays", memory.text_stays)
       .set("pinned_bytes", memory.pinned)
       .set("arena_bytes", memory.arena)
       .set("peak_resident_bytes", memory.peak_resident);

@@ -20,6 +20,7 @@ struct RunRecord {
   OpTable operations;  // of all stages
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
   std::string offload;
+  bool text_stays = false;
   ModelWeights::LoadTime load;
   Mesh mesh;  // of the ranks that shared the run; all else is of rank 0
   std::string device;

@@ -512,6 +512,11 @@ std::vector<Field<EngineOptions>> engine_rows() {
                           .help = "Weights that leave the device: none, all but the part in use, "
                                   "all but a few layers",
                           .otherwise = "none"}),
+      field(&E::resident, {.name = "resident",
+                           .group = kDevice,
+                           .help = "Whether the text tower stays on the device between requests; "
+                                   "auto: when it fits",
+                           .otherwise = "auto"}),
       field(&E::graphs, {.name = "graphs",
                          .group = kDevice,
                          .help = "Replay denoising steps as recorded graphs (CUDA)",

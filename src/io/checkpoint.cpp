@@ -25,7 +25,13 @@ void check_tensors(const Safetensors& files, const std::vector<TensorExpectation
       faults.add("shape", want.name, " is ", found->shape, " in ", found->file, ", but ",
                  want.shape, " is expected");
     }
-    if (found->dtype != DType::f32 && found->dtype != DType::bf16 && found->dtype != DType::f16) {
+    const bool fits = want.stored ? found->dtype == want.stored
+                                  : found->dtype == DType::f32 || found->dtype == DType::bf16 ||
+                                        found->dtype == DType::f16;
+    if (!fits && want.stored) {
+      faults.add("dtype", want.name, " is stored as ", found->stored_type, " in ", found->file,
+                 ", but ", name_of(*want.stored), " is expected");
+    } else if (!fits) {
       faults.add("dtype", want.name, " is stored as ", found->stored_type, " in ", found->file,
                  ", but only F32, BF16 and F16 weights can be used");
     }
@@ -95,9 +101,11 @@ std::optional<std::string> first_non_finite(const View& view) {
     case DType::f32: search(int32_t{0x7f800000}); break;
     case DType::bf16: search(int16_t{0x7f80}); break;
     case DType::f16: search(int16_t{0x7c00}); break;
+    case DType::f8e4m3: search(int8_t{0x7f}); break;
     case DType::i32:
     case DType::i64:
-    case DType::u8: return std::nullopt;
+    case DType::u8:
+    case DType::i8: return std::nullopt;
   }
   if (at == count) return std::nullopt;
   return concat(is_nan ? "NaN" : "Inf", " at ", position_of(at, view.shape));

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "io/safetensors.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 

@@ -6,6 +6,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "expect_error.h"
+#include "model/weights.h"
 #include "scratch_folder.h"
 
 namespace orrery {

@@ -13,7 +13,7 @@
 #include "backend/backend.h"
 #include "model/positions.h"
 #include "model/transformer_config.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 

@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 #include "base/json.h"
 #include "dist/communicator.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 

@@ -6,6 +6,7 @@
 #include "attention/attention.h"
 #include "golden.h"
 #include "model/transformer.h"
+#include "model/weights.h"
 
 namespace orrery {
 namespace {
@@ -57,7 +58,7 @@ TEST_P(TransformerGolden, OneForward) {
   const auto config = TransformerConfig::from_json(Json::load(folder / "transformer/config.json"));
   Transformer model(*backend, config, DType::f32);
   LoadOptions options;
-  if (backend->device() != DeviceKind::cpu) options.dtype = DType::f32;
+  if (backend->device() != DeviceKind::cpu) options.hold = DType::f32;
   options.ignored = Transformer::is_unused;
   const WeightStore store = load_weights(
       *backend, Safetensors::open_folder(folder / "transformer"),
