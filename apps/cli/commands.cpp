@@ -34,7 +34,8 @@ std::vector<FieldInfo> joined(std::initializer_list<std::vector<FieldInfo>> part
 
 std::vector<Command> make_table() {
   const auto& files = file_fields();
-  const auto device = some(engine_fields(), {"device", "dtype", "threads", "offload", "graphs"});
+  const auto device =
+      some(engine_fields(), {"device", "dtype", "threads", "offload", "resident", "graphs"});
   const auto mesh = some(engine_fields(), {"tp_degree", "cp_degree", "cfg_degree"});
   const auto attention = some(engine_fields(), {"attention"});
   FieldInfo strategies = attention.front();

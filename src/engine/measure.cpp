@@ -213,97 +213,10 @@ Measured DryRequest::measure() {
 
 }  // namespace
 
-<<<<<<< HEAD
 Measured measure(const Checkpoint& checkpoint, const Settings& settings,
                  const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
                  const Placement& placement) {
   return DryRequest(checkpoint, settings, strategy, std::move(ids), placement).measure();
-=======
-Plan measure(const Checkpoint& checkpoint, const Settings& settings,
-             const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
-             const Placement& placement) {
-  DryRunBackend dry(placement.device, placement.fuses_weights);
-  Transformer model(dry, checkpoint.transformer, placement.dtype);
-  Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
-  const MeshGroups groups = make_absent_groups(placement.mesh, placement.rank);
-  // Checkpoints hold bf16, which the CPU reads as it is.
-  const DType held = placement.device == DeviceKind::cpu ? DType::bf16 : placement.dtype;
-  const Shard shard{groups.place().tp, groups.mesh.tp, nullptr};
-  place_weights(
-      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
-  place_weights(
-      dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
-  std::optional<SoundDecoder> sound;
-  if (checkpoint.makes_sound()) {
-    sound.emplace(dry, *checkpoint.sound);
-    place_weights(
-        dry, [&](WeightVisitor& v) { sound->visit(v); }, SoundDecoder::kWeightType);
-  }
-  const PartSizes sizes = part_sizes({model, autoencoder, sound ? &*sound : nullptr},
-                                     {held, shard, placement.fuses_weights}, held);
-  Plan plan;
-
-  Arena arena = Arena::measuring(dry.device());
-  Run run({model, autoencoder, sound ? &*sound : nullptr}, arena, settings, strategy,
-          std::move(ids), placement.tiling, &groups);
-  const auto stage = [&](const char* name, int64_t calls, const auto& body) {
-    dry.reset_stats();
-    body();
-    Plan::Stage measured;
-    measured.name = name;
-    measured.calls = calls;
-    for (const auto& [op, stats] : dry.stats()) {
-      measured.flops += stats.flops * static_cast<double>(calls);
-      measured.bytes += stats.bytes * static_cast<double>(calls);
-    }
-    plan.stages.push_back(measured);
-  };
-  stage("prompt", 1, [&] { run.prefill(); });
-  const int64_t chunks = settings.chunks();
-  const bool encodes = settings.conditioning.encoded_frames > 0;
-  if (settings.transfer) {
-    const size_t controls = settings.transfer->hints.size();
-    stage("encode", chunks, [&] {
-      for (size_t i = 0; i < controls; ++i) run.encode_control(i, {});
-      // The chunk that keeps more frames decides.
-      Conditioning most = settings.conditioning;
-      for (int64_t c = 0; c < std::min<int64_t>(chunks, 2); ++c) {
-        Conditioning other = chunk_conditioning(settings, c, checkpoint.vae);
-        if (other.encoded_frames > most.encoded_frames) most = std::move(other);
-      }
-      run.condition(std::move(most));
-      run.encode({});
-    });
-  } else if (encodes) {
-    stage("encode", 1, [&] { run.encode({}); });
-  }
-  if (Run::text_on(placement.device) == Run::Text::with_first_step) {
-    // For its memory; its work is counted with the prompt and with a step.
-    run.prefill(Run::Text::with_first_step);
-    run.start(nullptr, false, {});
-    run.step(0, nullptr);
-  }
-  stage("start", chunks, [&] { run.start(nullptr, false, {}); });
-  stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
-  count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
-  stage("decode", chunks, [&] { run.decode([](const FrameGroup&) {}); });
-  if (settings.sound_frames > 0) stage("sound", 1, [&] { run.decode_sound(); });
-  plan.activation_bytes = static_cast<int64_t>(arena.peak());
-  plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
-  const int64_t beside = plan.activation_bytes + plan.state_bytes;
-  plan.text_stays = keeps_text(placement.resident, sizes, placement.offload, placement.device,
-                               beside, placement.budget);
-  const Footprint weights =
-      footprint_of(sizes, placement.offload, placement.device, plan.text_stays);
-  plan.weight_bytes = sizes.all();
-  plan.resident_weight_bytes = weights.resident;
-  plan.pinned_bytes = weights.pinned;
-  plan.peak_bytes = weights.most() + beside;
-  plan.tokens = run.attention().sequence().size();
-  plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
-  plan.ranks = placement.mesh.world();
-  return plan;
->>>>>>> weights
 }
 
 namespace {

@@ -18,7 +18,7 @@ static_assert(member_count<Request>() == 28);
 static_assert(member_count<ActionRequest>() == 6);
 static_assert(member_count<TransferRequest>() == 10);
 static_assert(member_count<Control>() == 4);
-static_assert(member_count<EngineOptions>() == 17);
+static_assert(member_count<EngineOptions>() == 18);
 
 // --- media: rows that read files ---
 
