@@ -251,7 +251,7 @@ std::string help_of(const Command& command, size_t width, bool brief) {
     std::string part;
     for (const FieldInfo& field : command.fields) {
       if (field.group != group || (brief && !field.essential)) continue;
-      part += "  " + heading(field) + " \n" + words_to_lines(sentence(field), kIndent, width);
+      part += "  " + heading(field) + "\n" + words_to_lines(sentence(field), kIndent, width);
     }
     if (!part.empty()) text += "\n" + std::string(group) + "\n" + part;
   }

@@ -317,7 +317,7 @@ void Draft::set(const FieldInfo& field, const std::vector<std::string>& words,
                 const std::string& from) {
   const Json value = parse_words(field, words, from);
   check_value(field, value, from);
-  set(field.name, value, from);
+  values_[std::string(field.name)] = {std::make_shared<const Json>(value), from, false};
 }
 
 void Draft::set(std::string_view name, const Json& value, const std::string& from) {

@@ -51,7 +51,7 @@ class Runs : public testing::Test {
   }
   e2e::Outcome first(const std::vector<std::string>& more, const std::string& output) const {
     std::vector<std::string> arguments{"--model",
-                                       e2e::source_folder() + "/tests/golden/data/pipeline/model",
+                                       model_.path().string(),
                                        "--prompt",
                                        "A \"small\" r\u00f6d circle.",
                                        "--num-inference-steps",
