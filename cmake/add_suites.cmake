@@ -1,5 +1,5 @@
-# Read by ctest: one slow test for each suite of EXECUTABLE, named NAME.SUITE. Suites share what is costly
-# to set up, so that their tests stay in one process.
+# Read by ctest: one slow test for each suite of EXECUTABLE, named NAME.SUITE. Tests of a suite
+# share what is costly to set up, so they stay in one process.
 if(NOT EXISTS ${EXECUTABLE})
   add_test(${NAME}_NOT_BUILT ${EXECUTABLE})
   return()

@@ -1,5 +1,6 @@
-# Parts of the library that may be absent. ORRERY_<NAME> says what is wanted: AUTO takes a part where
-# its libraries are found, ON demands it, OFF leaves it out. ORRERY_WITH_<NAME> says what is built.
+# Parts of the library that may be absent. ORRERY_<NAME> says what is wanted: AUTO takes a part
+# where its libraries are found, ON demands it, OFF leaves it out. ORRERY_WITH_<NAME> says what is
+# built.
 
 # orrery_feature(NAME VARIABLES...): decides ORRERY_WITH_NAME; the part was found when every
 # variable is true. `lost` is what the library does without it.

@@ -8,7 +8,8 @@ set(data_dir ${CMAKE_INSTALL_DATADIR}/orrery)
 # development files of what it links.
 foreach(kind shared static)
   install(TARGETS orrery_${kind} EXPORT orrery_${kind} FILE_SET HEADERS)
-  install(EXPORT orrery_${kind} NAMESPACE orrery:: FILE orrery-${kind}.cmake DESTINATION ${package_dir})
+  install(EXPORT orrery_${kind} NAMESPACE orrery:: FILE orrery-${kind}.cmake
+          DESTINATION ${package_dir})
 endforeach()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/orrery-config.cmake.in
   ${PROJECT_BINARY_DIR}/orrery-config.cmake INSTALL_DESTINATION ${package_dir})
@@ -34,6 +35,7 @@ if(ORRERY_WITH_NCCL)
   list(APPEND ORRERY_LIBS_PRIVATE ${NCCL_LIBRARY})
 endif()
 file(RELATIVE_PATH ORRERY_PREFIX_FROM_PC /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" ORRERY_PREFIX_FROM_PC ${ORRERY_PREFIX_FROM_PC})
 list(JOIN ORRERY_REQUIRES_PRIVATE " " ORRERY_REQUIRES_PRIVATE)
 list(JOIN ORRERY_LIBS_PRIVATE " " ORRERY_LIBS_PRIVATE)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/orrery.pc.in ${PROJECT_BINARY_DIR}/orrery.pc @ONLY)

@@ -3,7 +3,8 @@ find_package(nlohmann_json 3.11 REQUIRED)
 
 set(ORRERY_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  list(APPEND ORRERY_WARNINGS -Wno-restrict)  # a false alarm of GCC 12 on std::string (GCC bug 105651)
+  # A false alarm of GCC 12 on std::string (GCC bug 105651).
+  list(APPEND ORRERY_WARNINGS -Wno-restrict)
 endif()
 if(ORRERY_WERROR)
   list(APPEND ORRERY_WARNINGS -Werror)
@@ -73,7 +74,8 @@ endfunction()
 
 # A target for each line of src/layers.txt; ORRERY_LAYERS lists them.
 function(orrery_layers)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/layers.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+               ${PROJECT_SOURCE_DIR}/src/layers.txt)
   file(STRINGS ${PROJECT_SOURCE_DIR}/src/layers.txt lines REGEX "^[a-z]")
   foreach(line ${lines})
     separate_arguments(words UNIX_COMMAND ${line})

@@ -1,5 +1,5 @@
-# The library as others use it: the example built from an install tree by find_package, by pkg-config
-# and on the static library, and built with Orrery as a subdirectory.
+# The library as others use it. The example is built from an install tree by find_package, by
+# pkg-config and on the static library, and with Orrery as a subdirectory.
 set(prefix ${PROJECT_BINARY_DIR}/package/prefix)
 set(example ${PROJECT_SOURCE_DIR}/examples/embed/main.cpp)
 set(checkpoint ${prefix}/share/orrery/models/cosmos3-pico)
@@ -11,12 +11,13 @@ add_test(NAME package.install
          COMMAND ${CMAKE_COMMAND} --install ${PROJECT_BINARY_DIR} --prefix ${prefix})
 set_tests_properties(package.install PROPERTIES FIXTURES_SETUP prefix)
 
-# orrery_package_test(NAME SOURCE PROGRAM): configures and builds SOURCE and makes a clip with PROGRAM.
+# orrery_package_test(NAME SOURCE PROGRAM): builds SOURCE and makes a clip with PROGRAM.
 function(orrery_package_test name source program)
   set(folder ${PROJECT_BINARY_DIR}/package/${name})
   add_test(NAME package.${name}
     COMMAND ${CMAKE_CTEST_COMMAND} --build-and-test ${PROJECT_SOURCE_DIR}/${source} ${folder}
-            --build-generator ${CMAKE_GENERATOR} --build-target ${program} --build-options ${options}
+            --build-generator ${CMAKE_GENERATOR} --build-target ${program}
+            --build-options ${options}
             --test-command ${folder}/${program} ${checkpoint} ${folder}/clip.mp4)
 endfunction()
 orrery_package_test(find_package examples/embed embed)

@@ -58,7 +58,7 @@ orrery_fast_tests(unit_tools SOURCES ${tests} DEPS compare published)
 
 file(GLOB conformance CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/conformance/*.cpp
      ${PROJECT_SOURCE_DIR}/tests/reference/*.cpp)
-orrery_fast_tests(conformance SOURCES ${conformance} DEPS backend cpu cuda)
+orrery_slow_tests(conformance SOURCES ${conformance} DEPS backend cpu cuda)
 
 foreach(folder golden dist e2e)
   file(GLOB ${folder} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.cpp)
@@ -91,7 +91,8 @@ foreach(source ${fuzzers})
     set(arguments)
   endif()
   string(REPLACE "_fuzz" "" corpus ${name})
-  add_test(NAME ${name} COMMAND ${name} ${arguments} ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${corpus})
+  add_test(NAME ${name}
+           COMMAND ${name} ${arguments} ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${corpus})
   set_tests_properties(${name} PROPERTIES LABELS fast)
 endforeach()
 
@@ -101,7 +102,8 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 foreach(check "check_layers" "results_table --check" "strategy_table --check" "check_format")
   separate_arguments(words UNIX_COMMAND ${check})
   list(POP_FRONT words name)
-  add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/${name}.py ${words})
+  add_test(NAME ${name}
+           COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/${name}.py ${words})
   set_tests_properties(${name} PROPERTIES LABELS fast SKIP_RETURN_CODE 77)
 endforeach()
 
