@@ -70,6 +70,8 @@ int generate(const Call& call) {
     model = model_of(draft);
     request = request_of(draft);
     options = engine_options_of(draft);
+    options.job = &job;
+    options.log = note;
     const Outline outline = check_request(model, request, options);
     if (leads) {
       output = output_file(draft, outline.frames);
@@ -81,8 +83,6 @@ int generate(const Call& call) {
     return outline.fingerprint;
   });
 
-  options.job = &job;
-  options.log = note;
   watch_interrupts();
   Engine engine = Engine::open(model, options);
   printer.line("orrery " + version() + " on " + engine.device_description());

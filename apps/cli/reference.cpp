@@ -120,8 +120,9 @@ std::string man_page() {
     }
   }
   return page +
-         ".SH \"EXIT STATUS\"\n0 done, 2 a request or file that must be mended, 130 "
-         "interrupted, 1 anything else.\n";
+         ".SH \"EXIT STATUS\"\n0 done, 2 a request or file that must be mended, 3 "
+         "blocked by the guardrail, 4 no verdict of the guardrail, 130 interrupted, 1 anything "
+         "else.\n";
 }
 
 std::string cell(std::string_view text) {

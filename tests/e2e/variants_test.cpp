@@ -173,7 +173,7 @@ TEST(Conditioning, KeepsFixedFrames) {
   }
   for (const int64_t wrong : {int64_t{4}, int64_t{-1}}) {
     request.condition_frame_indexes_vision = {wrong};
-    expect_error(ErrorKind::invalid_argument, {"condition_frame_indexes_vision holds"},
+    expect_error(ErrorKind::invalid_argument, {"condition_frame_indexes_vision"},
                  [&] { engine.generate(request); });
   }
 }
