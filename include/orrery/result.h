@@ -78,7 +78,8 @@ struct Result {
 };
 
 // How far a request is. Told at the beginning of each stage (step 0), after each of its units, and
-// once at its end (step == total).
+// once at its end (step == total). While the guardrail is waited for, the beginning of its stage is
+// told again and again, so that the caller may stop.
 struct Progress {
   // In their order: "guardrail", "prompt"; for each chunk "encode", "noise", "load", "warm-up",
   // "denoise", "decode"; "sound", "guardrail". Only those that the request has.

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <set>
 #include <thread>
 
 #include "expect_error.h"
@@ -55,11 +54,17 @@ struct Told {
                                 span.rgb + span.count * span.height * span.width * 3);
             }};
   }
+  // A stage that waits for the guardrail tells its beginning again and again.
+  bool is_repeated(size_t i) const {
+    return i > 0 && progress[i].step == 0 && progress[i - 1].step == 0 &&
+           progress[i].stage == progress[i - 1].stage;
+  }
   // "stage chunk" of every beginning.
   std::vector<std::string> stages() const {
     std::vector<std::string> names;
-    for (const Progress& p : progress) {
-      if (p.step == 0) names.push_back(p.stage + " " + std::to_string(p.chunk));
+    for (size_t i = 0; i < progress.size(); ++i) {
+      const Progress& p = progress[i];
+      if (p.step == 0 && !is_repeated(i)) names.push_back(p.stage + " " + std::to_string(p.chunk));
     }
     return names;
   }
@@ -75,7 +80,9 @@ void expect_stages(const Told& told, const std::vector<std::string>& want) {
     ASSERT_LE(p.step, p.total);
     ends += p.step == p.total;
     if (p.step == 0) {
-      EXPECT_TRUE(i == 0 || told.progress[i - 1].step == told.progress[i - 1].total) << p.stage;
+      EXPECT_TRUE(i == 0 || told.is_repeated(i) ||
+                  told.progress[i - 1].step == told.progress[i - 1].total)
+          << p.stage;
       EXPECT_EQ(p.step_seconds, 0);
     } else {
       EXPECT_EQ(p.stage, told.progress[i - 1].stage);
@@ -213,7 +220,6 @@ TEST(EventsOfGuardrail, FramesAreToldOnceApproved) {
   Engine engine = Engine::open(e2e::pico(), options);
   Told told;
   Events events = told.events();
-  std::set<std::string> stages_before;
   const auto frames = events.frames;
   events.frames = [&](const FrameSpan& span) {
     EXPECT_EQ(told.progress.back().stage, "guardrail");

@@ -109,7 +109,7 @@ TEST(Facade, ComparesOnAnOpenEngine) {
   Engine engine = Engine::open(e2e::pico());
   const std::string before = engine.attention();
   const std::string recipe = e2e::source_folder() + "/recipes/attention/pico-static-sparse.json";
-  Request request = e2e::small_request(128, 128, 9);
+  Request request = e2e::small_request(256, 256, 17);
   CompareOptions options;
   options.strategies = {{"dense", "dense"}, {"sparse", recipe}};
   std::vector<std::string> stages;
