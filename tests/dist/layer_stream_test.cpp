@@ -136,11 +136,11 @@ TEST_F(LayerStreams, RandomSlicesAreThoseOfTheWhole) {
     const auto stream = LayerStream::random(*backend, 1, visit, DType::f32, 7, 1, shard);
     stream->acquire(0);
     std::vector<std::vector<float>> parts;
-    for (const std::vector<View>& views : {slot.weights, slot.biases}) {
-      for (const View& view : views) {
-        parts.emplace_back(view.as<float>(), view.as<float>() + view.numel());
-      }
-    }
+    const auto add = [&](const View& view) {
+      parts.emplace_back(view.as<float>(), view.as<float>() + view.numel());
+    };
+    for (const View& weight : slot.weights) add(weight);
+    for (const View& bias : slot.biases) add(bias);
     return parts;
   };
   const auto whole = values(Split::rows, {});
