@@ -99,7 +99,7 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
   });
   run.prefill();
   NormalGenerator noise(RngKind::cpu, settings.seed);
-  run.start(&noise, false, {});
+  run.start(&noise, NoiseType::fp32, {});
   for (int step = 0; step < kSteps; ++step) run.step(step, &noise);
   return captured;
 }

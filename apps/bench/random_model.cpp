@@ -88,9 +88,9 @@ size_t RandomModel::arena_bytes(With with) {
   Arena arena = Arena::measuring(dry.device());
   Run run({model, vae, nullptr}, arena, rank_.settings, strategy_, rank_.prompts(), {}, &absent);
   run.prefill(Run::text_on(dry.device()));
-  run.start(nullptr, false, {});
+  run.start(nullptr, NoiseType::fp32, {});
   run.step(0, nullptr);
-  run.start(nullptr, false, {});
+  run.start(nullptr, NoiseType::fp32, {});
   dry.reset_stats();
   run.step(0, nullptr);
   step_flops_ = total_flops(dry.stats());

@@ -71,7 +71,7 @@ StepTime time_step(BenchRank& rank, const TransformerConfig& config, Offload off
   NormalGenerator noise(RngKind::cuda, 1);
   Run& run = model.run();
   run.prefill();
-  run.start(&noise, false, {});
+  run.start(&noise, NoiseType::fp32, {});
   // The first two steps of a recording are slower; a strategy may change its layout later. The
   // step after is the timeline's.
   const bool traced = rank.options.timeline && rank.groups.mesh.world() > 1;
@@ -97,7 +97,7 @@ void measure_layer(BenchRank& rank) {
     RandomModel model(rank, i == 0 ? few : more, With::transformer, Offload::none);
     NormalGenerator noise(RngKind::cuda, 1);
     model.run().prefill();
-    model.run().start(&noise, false, {});
+    model.run().start(&noise, NoiseType::fp32, {});
     times[i] = step_seconds(rank, model.run(), 6);
     flops[i] = model.step_flops();
     operations[i] = rank.profile([&] { model.run().step(6, nullptr); });
@@ -161,14 +161,14 @@ void measure_end_to_end(BenchRank& rank) {
   // on.
   const Run::Text text = Run::text_on(rank.backend->device());
   run.prefill(text);
-  run.start(&noise, false, {});
+  run.start(&noise, NoiseType::fp32, {});
   run.step(0, nullptr);
   run.decode(to_host);
   double first = 0, steps = 0, decode = 0;
   const double made_before = model.making_seconds();
   double total = rank.seconds([&] {
     run.prefill(text);
-    run.start(&noise, false, {});
+    run.start(&noise, NoiseType::fp32, {});
     first = rank.seconds([&] { run.step(0, nullptr); });
     steps = rank.seconds([&] {
       for (int i = 1; i < rank.settings.schedule.num_steps(); ++i) run.step(i, nullptr);

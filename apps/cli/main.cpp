@@ -441,6 +441,10 @@ int run(int argc, char** argv, Job& job) {
   inspect->add_option("--device", inspect_options.device, "Where the strategy would run")
       ->capture_default_str();
   inspect->add_flag("--json", inspect_json, "Print JSON");
+  bool inspect_verify = false;
+  inspect->add_flag("--verify", inspect_verify,
+                    "Read every byte: values finite and likely, checksums where they lie beside "
+                    "the files");
 
   std::filesystem::path tokenize_model;
   std::string text;
@@ -538,6 +542,10 @@ int run(int argc, char** argv, Job& job) {
   }
   if (*make_checkpoint) return cli::make_checkpoint(checkpoint_folder, checkpoint_options);
   if (*inspect) {
+    if (inspect_verify) {
+      std::cout << orrery::verify(inspect_model);
+      return 0;
+    }
     std::cout << (inspect_strategy.empty() ? orrery::inspect(inspect_model, inspect_json)
                                            : orrery::inspect_attention(
                                                  inspect_model, inspect_strategy, inspect_options));

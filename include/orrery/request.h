@@ -83,7 +83,7 @@ struct Request {
   bool checkpoint_scheduler = false;  // the file's own settings, whatever they are
   int64_t seed = 0;
   RngKind rng = RngKind::cpu;
-  NoiseType noise_dtype = NoiseType::fp32;
+  NoiseType noise_dtype = NoiseType::automatic;
   std::optional<bool> use_system_prompt;  // the checkpoint's default
   bool add_duration_template = true;
   bool add_resolution_template = true;

@@ -63,7 +63,7 @@ Engine::State::State(const std::filesystem::path& model, const EngineOptions& gi
     : path(model),
       options(given),
       checkpoint(read_checkpoint(model)),
-      tokenizer(Tokenizer::load(model / "text_tokenizer")),
+      tokenizer(Tokenizer::load(checkpoint.folder.text_tokenizer.folder)),
       backend(make_backend(given)),
       dtype(activation_type(given, *backend)),
       strategy(strategy_of(checkpoint, given.attention)),
@@ -112,8 +112,8 @@ void Engine::State::load(int64_t host_memory) {
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
   use.check_sound = groups.leads();
   weights = std::make_unique<ModelWeights>(*backend, ModelNetworks{*transformer, *vae, sound.get()},
-                                           path, std::move(use));
-  if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
+                                           checkpoint.folder, std::move(use));
+  for (const std::string& sentence : weights->notices()) notice(sentence);
   if (options.offload != offload()) {
     notice(concat("offload ", name_of(options.offload),
                   " has nothing to do on the CPU, which reads weights in the mapped files"));
@@ -426,6 +426,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
   result.frames.width = settings.width;
   result.frames.rgb.reserve(
       static_cast<size_t>(settings.frames * settings.height * settings.width * 3));
+  record.noise_type = noise_type_of(request, state.dtype);
   noise.emplace(request.rng, settings.seed);
   WarmUp warm_up(state.strategy, {run->attention().generation_role()});
   std::vector<float> carried;  // what the next chunk takes over, planar
@@ -444,7 +445,7 @@ Result Engine::Ranks::generate(State& state, const Request& request, int64_t ava
         run->encode(conditioning_pixels(request, settings));
       });
     }
-    run->start(&*noise, request.noise_dtype == NoiseType::bf16,
+    run->start(&*noise, record.noise_type,
                request.latents ? request.latents->values : std::vector<float>{});
     std::optional<ModelWeights::Use> generation;
     const auto bring_generation = [&] { generation.emplace(*state.weights, Part::generation); };
@@ -523,7 +524,7 @@ Outline check_request(const std::filesystem::path& model, const Request& request
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
-  prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
+  prompt_lists(checkpoint, Tokenizer::load(checkpoint.folder.text_tokenizer.folder), settings);
   const int64_t sampling_rate = settings.sound_frames > 0 ? checkpoint.sound->sampling_rate : 0;
   return {settings.frames, settings.height,   settings.width,
           sampling_rate,   summary(settings), fingerprint(request, settings, options)};
@@ -534,7 +535,8 @@ Plan plan_request(const std::filesystem::path& model, const Request& request,
   const Checkpoint checkpoint = read_checkpoint(model);
   const Settings settings = resolve(request, checkpoint);
   check_mesh(options, checkpoint.transformer, &settings);
-  auto ids = prompt_lists(checkpoint, Tokenizer::load(model / "text_tokenizer"), settings);
+  auto ids =
+      prompt_lists(checkpoint, Tokenizer::load(checkpoint.folder.text_tokenizer.folder), settings);
   const std::unique_ptr<Backend> backend = make_backend(options);
   const DType dtype = activation_type(options, *backend);
   const AttentionStrategy strategy = strategy_of(checkpoint, options.attention);
@@ -568,11 +570,11 @@ std::string inspect_attention(const std::filesystem::path& model, const std::str
 }
 
 std::vector<int64_t> tokenize(const std::filesystem::path& model, const std::string& text) {
-  return Tokenizer::load(model / "text_tokenizer").encode(text);
+  return Tokenizer::load(open_model_folder(model).text_tokenizer.folder).encode(text);
 }
 
 std::string detokenize(const std::filesystem::path& model, const std::vector<int64_t>& ids) {
-  return Tokenizer::load(model / "text_tokenizer").decode(ids);
+  return Tokenizer::load(open_model_folder(model).text_tokenizer.folder).decode(ids);
 }
 
 std::string version() { return "0.1.0"; }

@@ -129,10 +129,10 @@ Plan measure(const Checkpoint& checkpoint, const Settings& settings,
   if (Run::text_on(placement.device) == Run::Text::with_first_step) {
     // For its memory; its work is counted with the prompt and with a step.
     run.prefill(Run::Text::with_first_step);
-    run.start(nullptr, false, {});
+    run.start(nullptr, NoiseType::fp32, {});
     run.step(0, nullptr);
   }
-  stage("start", chunks, [&] { run.start(nullptr, false, {}); });
+  stage("start", chunks, [&] { run.start(nullptr, NoiseType::fp32, {}); });
   stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
   count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
   stage("decode", chunks, [&] { run.decode([](const FrameGroup&) {}); });

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint.h"
 #include "model/layer_stream.h"
 #include "model/lora.h"
 #include "model/sound.h"
@@ -64,7 +64,7 @@ class ModelWeights {
   };
   // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
   // stays. The networks and the backend outlive this.
-  ModelWeights(Backend& backend, const ModelNetworks& networks, const std::filesystem::path& model,
+  ModelWeights(Backend& backend, const ModelNetworks& networks, const ModelFolder& model,
                Options options);
   ~ModelWeights();
 
@@ -94,15 +94,16 @@ class ModelWeights {
   const LoadTime& load_time() const { return load_time_; }
   const PartSizes& sizes() const { return sizes_; }
   const Footprint& footprint() const { return footprint_; }
-  // A sentence about what is slower than it should be; empty when nothing is.
-  std::string notice() const;
+  // Sentences about values that look damaged, and about what is slower than it should be.
+  std::vector<std::string> notices() const;
 
  private:
   void bring(Part part);
   void take_away(Part part);
   bool stays(Part part) const;
   void load(Part part);
-  void check_sound(const std::filesystem::path& model);
+  void check_sound(const ModelFolder& model);
+  void note(std::vector<std::string> unlikely);
   void require_room() const;
   LayerStream::VisitLayer layers_of(Tower tower);
   WeightStore fill(const Safetensors& files, const VisitFunction& visit,
@@ -115,6 +116,7 @@ class ModelWeights {
   std::optional<Safetensors> sound_files_;
   LoadOptions sound_loading_;
   std::unique_ptr<LoraAdapters> adapters_;
+  std::vector<std::string> unlikely_;  // clauses of check_weights()
   PartSizes sizes_;
   Footprint footprint_;
   LoadTime load_time_;

@@ -79,7 +79,7 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
     options.offload = offload;
     options.transformer.dtype = options.vae.dtype = DType::bf16;
     options.transformer.ignored = Transformer::is_unused;
-    ModelWeights weights(dry, {transformer, vae}, model, options);
+    ModelWeights weights(dry, {transformer, vae}, open_model_folder(model), options);
     for (Part part : {Part::text, Part::generation, Part::vae}) {
       const ModelWeights::Use use(weights, part);
       EXPECT_TRUE(weights.has(part));

@@ -110,6 +110,8 @@ Json settings_json(const Request& request, const Settings& s) {
 
 Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record) {
   Json out = settings_json(request, settings);
+  if (record.noise_type != NoiseType::automatic)
+    out.set("noise_dtype", std::string(name_of(record.noise_type)));
   if (!record.lora.empty()) {
     Json adapters = Json::array();
     for (const LoraFile& lora : record.lora) {

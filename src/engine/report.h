@@ -35,6 +35,7 @@ struct RunRecord {
   Mesh mesh;  // of the ranks that shared the run; all else is of rank 0
   std::string device;
   std::string dtype;
+  NoiseType noise_type = NoiseType::automatic;  // that was drawn; automatic: none
   std::string attention_source;
   Json warm_up;
   std::vector<DispatchRecord> dispatch;

@@ -181,18 +181,18 @@ Run::Stream Run::make_stream(Shape shape, bool solved) {
   return stream;
 }
 
-void Run::start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents) {
+void Run::start(NormalGenerator* noise, NoiseType stream, std::span<const float> latents) {
   backend_.forget_replays();  // what they name is made anew
   if (!time_)
     time_ = backend_.allocate_tensor({networks_.transformer.config().hidden_size},
                                      networks_.transformer.dtype());
-  const auto draw = [&](Stream& stream) {
+  const auto draw = [&](Stream& modality) {
     std::vector<float> values;
     if (noise != nullptr) {
-      values.resize(static_cast<size_t>(stream.sample.view.numel()));
-      noise_bf16 ? noise->fill_bf16(values) : noise->fill(values);
+      values.resize(static_cast<size_t>(modality.sample.view.numel()));
+      noise->fill(values, stream);
     }
-    upload(stream.sample.view, values);
+    upload(modality.sample.view, values);
   };
   const Settings& s = settings_;
   const TransformerConfig& config = networks_.transformer.config();

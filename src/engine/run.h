@@ -60,7 +60,7 @@ class Run {
   void encode_control(size_t i, std::span<const float> pixels);
   // Initial state of a chunk from the generator, in the reference's order: vision, sound, action.
   // `latents` replaces the vision noise and what is conditioned. No generator in a dry run.
-  void start(NormalGenerator* noise, bool noise_bf16, std::span<const float> latents);
+  void start(NormalGenerator* noise, NoiseType stream, std::span<const float> latents);
   // Evaluates the current state once per branch with this layout of the strategy and forgets the
   // velocities: nothing that a step reads changes. After start().
   void exercise(int layout);

@@ -299,6 +299,11 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
   return checkpoint;
 }
 
+NoiseType noise_type_of(const Request& request, DType dtype) {
+  if (request.noise_dtype != NoiseType::automatic) return request.noise_dtype;
+  return dtype == DType::bf16 ? NoiseType::bf16 : NoiseType::fp32;
+}
+
 Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   Settings s;
   s.fps = request.fps.value_or(request.transfer ? transfer_fps(request) : kDefaultFps);

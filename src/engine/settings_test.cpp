@@ -193,5 +193,17 @@ TEST(Actions, HaveTheEmbodimentsShape) {
   refused(request, {"needs raw actions"});
 }
 
+// The public pipeline draws noise in the type of the model.
+TEST(NoiseTypes, AutomaticIsTheTypeOfTheRun) {
+  Request request;
+  EXPECT_EQ(noise_type_of(request, DType::f32), NoiseType::fp32);
+  EXPECT_EQ(noise_type_of(request, DType::bf16), NoiseType::bf16);
+  for (const NoiseType type : {NoiseType::fp32, NoiseType::bf16, NoiseType::bf16_torch_2_11}) {
+    request.noise_dtype = type;
+    EXPECT_EQ(noise_type_of(request, DType::bf16), type);
+  }
+  EXPECT_EQ(value_named<NoiseType>("bf16-torch-2.11"), NoiseType::bf16_torch_2_11);
+}
+
 }  // namespace
 }  // namespace orrery

@@ -205,7 +205,12 @@ class WeightLoader final : public WeightVisitor {
       return placed;
     }
     placed.clear();
-    const DType dtype = options_.dtype.value_or(parts.front().dtype);
+    // Where a changed copy lies beside a stored part, the wider type.
+    const auto wider = [](const View& x, const View& y) {
+      return size_of(x.dtype) < size_of(y.dtype);
+    };
+    const DType dtype =
+        options_.dtype.value_or(std::max_element(parts.begin(), parts.end(), wider)->dtype);
     Shape shape = parts.front().shape;
     if (shape.rank() > 0) shape[0] = rows;
     const Room whole = make_room(shape, dtype);
@@ -308,42 +313,51 @@ void WeightStore::release() {
 namespace {
 
 // As check_finite(), of what one rank holds: it reads nothing else.
-void check_slices(const Safetensors& files, const VisitFunction& visit,
-                  const LoadOptions& options) {
+std::vector<std::string> check_slices(const Safetensors& files, const VisitFunction& visit,
+                                      const LoadOptions& options) {
   const Shard& shard = options.shard;
   struct Slice {
     std::string stored;
     View view;
-    std::string fault;
+    std::string fault, unlikely;
   };
   std::vector<Slice> slices;
   Lister lister([&](const std::string& name, Shape shape, Split split) {
     for (const TensorExpectation& part : options.dialect(files, name, shape).parts)
-      slices.push_back({part.name, slice_of(files.view(part.name), split, shard), ""});
+      slices.push_back({part.name, slice_of(files.view(part.name), split, shard), "", ""});
   });
   visit(lister);
   parallel_for(static_cast<int64_t>(slices.size()), [&](int64_t at) {
     Slice& slice = slices[static_cast<size_t>(at)];
     const int64_t pieces = slice.view.contiguous() ? 1 : slice.view.dim(0);
     for (int64_t i = 0; i < pieces && slice.fault.empty(); ++i) {
-      const auto fault =
-          first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
-      if (fault) slice.fault = pieces > 1 ? concat(*fault, " of row ", i) : *fault;
+      const ValueRange range =
+          value_range(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
+      const std::string row = pieces > 1 ? concat(" of row ", i) : "";
+      if (range.fault) slice.fault = *range.fault + row;
+      if (!range.is_likely()) slice.unlikely = range.unlikely() + row;
     }
   });
   FaultList faults;
+  std::vector<std::string> unlikely;
   for (const Slice& slice : slices) {
-    if (slice.fault.empty()) continue;
-    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ",
-               slice.fault, " of slice ", shard.index, " of ", shard.count);
+    const auto sentence = [&](const std::string& value) {
+      return concat(slice.stored, " in ", files.find(slice.stored)->file, " holds ", value,
+                    " of slice ", shard.index, " of ", shard.count);
+    };
+    if (!slice.fault.empty())
+      faults.add("not finite", sentence(slice.fault));
+    else if (!slice.unlikely.empty())
+      unlikely.push_back(sentence(slice.unlikely));
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
+  return unlikely;
 }
 
 }  // namespace
 
-void check_weights(const Safetensors& files, const VisitFunction& visit,
-                   const LoadOptions& options) {
+std::vector<std::string> check_weights(const Safetensors& files, const VisitFunction& visit,
+                                       const LoadOptions& options) {
   std::vector<TensorExpectation> expected;
   Lister lister([&](const std::string& name, Shape shape, Split split) {
     cut(shape, split, options.shard, name);
@@ -352,11 +366,9 @@ void check_weights(const Safetensors& files, const VisitFunction& visit,
   });
   visit(lister);
   check_tensors(files, expected, options.ignored);
-  if (!options.check_finite) return;
-  if (options.shard.count == 1)
-    check_finite(files, expected);
-  else
-    check_slices(files, visit, options);
+  if (!options.check_finite) return {};
+  return options.shard.count == 1 ? check_finite(files, expected)
+                                  : check_slices(files, visit, options);
 }
 
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,

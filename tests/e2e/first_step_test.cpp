@@ -46,7 +46,7 @@ class FirstStep : public testing::Test {
     run.prefill(when);
     EXPECT_EQ(texts, when == When::now ? 1 : 0);
     NormalGenerator noise(RngKind::cpu, settings_.seed);
-    run.start(&noise, false, {});
+    run.start(&noise, NoiseType::fp32, {});
     if (exercised) run.exercise(0);
     for (int i = 0; i < steps; ++i) run.step(i, &noise);
     EXPECT_EQ(texts, 1);
