@@ -27,6 +27,7 @@
 #include "engine/backends.h"
 #include "engine/measure.h"
 #include "engine/run.h"
+#include "model/weights.h"
 
 namespace {
 
@@ -78,15 +79,16 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
   Transformer transformer(backend, checkpoint.transformer, dtype);
   Vae vae(backend, checkpoint.vae, vae_options(backend.device(), dtype));
   LoadOptions load;
-  if (backend.device() != DeviceKind::cpu) load.dtype = dtype;
+  if (backend.device() != DeviceKind::cpu) load.hold = dtype;
   load.ignored = Transformer::is_unused;
   const WeightStore weights = load_weights(
       backend, Safetensors::open_folder(checkpoint.folder.folder / "transformer"),
       [&](WeightVisitor& v) { transformer.visit_und(v), transformer.visit_gen(v); }, load);
   const Placement placement{backend.device(), backend.fuses_weights(), dtype, {}, {}, 0};
-  const Plan plan = measure(checkpoint, settings, dense, ids, placement);
+  const Plan plan = measure(checkpoint, settings, dense, ids, placement).plan;
   Arena arena(backend.allocate(static_cast<size_t>(plan.activation_bytes)));
-  Run run({transformer, vae, nullptr}, arena, settings, dense, ids, {});
+  const Request asked = request();
+  Run run({transformer, vae, nullptr}, arena, {settings, dense, ids, &asked});
 
   Captured captured;
   captured.sequence = run.attention().sequence();
@@ -97,10 +99,9 @@ Captured capture(const std::string& model, const EngineOptions& options, Backend
     captured.calls.push_back({step, call.site.layer, call.text, call.scale,
                               copy_of(backend, call.q), copy_of(backend, call.k)});
   });
-  run.prefill();
-  NormalGenerator noise(RngKind::cpu, settings.seed);
-  run.start(&noise, NoiseType::fp32, {});
-  for (int step = 0; step < kSteps; ++step) run.step(step, &noise);
+  for (const Stage& stage : stages_of(settings)) {
+    if (stage.kind != StageKind::decode) run.perform(stage);
+  }
   return captured;
 }
 

@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   request.num_frames = 33;
   request.num_inference_steps = 20;
   request.guidance_scale = 4;
-  const Json report = Json::parse(engine.generate(request).report, "report");
+  const Result result = engine.generate(request);
 
   const auto line = [&](const std::string& name, double value, const char* unit,
                         bool against_ceiling) {
@@ -72,14 +72,12 @@ int main(int argc, char** argv) {
         .set("ratio", against_ceiling ? Json(value / (ceiling * 1e-9)) : Json());
     std::printf("%s\n", out.dump().c_str());
   };
-  for (const Json& stage : report.at("stages").items()) {
-    if (const Json* rate = stage.find("gflops_per_second")) {
-      line(stage.at("name").as_string(), rate->as_double(), "GFLOP/s", true);
-    }
+  for (const StageTime& stage : result.times.stages) {
+    if (stage.seconds > 0) line(stage.name, stage.flops / stage.seconds * 1e-9, "GFLOP/s", true);
   }
-  line("open", report.at("open_seconds").as_double(), "s", false);
-  line("total", report.at("total_seconds").as_double(), "s", false);
-  line("peak resident memory", report.at("memory").at("peak_resident_bytes").as_double() * 1e-6,
-       "MB", false);
+  line("open", result.times.open_seconds, "s", false);
+  line("total", result.times.total_seconds(), "s", false);
+  line("peak resident memory", static_cast<double>(result.memory.peak_resident) * 1e-6, "MB",
+       false);
   return 0;
 }

@@ -1,62 +1,81 @@
 #!/usr/bin/env python3
-"""Holds every #include against the layer table: down only, siblings never."""
+"""Holds every #include, and the table in ARCHITECTURE.md, against src/layers.txt."""
 import pathlib
 import re
 import sys
 
-# Folder under src/ -> folders it may include. ARCHITECTURE.md says why.
-ALLOWED = {
-    "base": set(),
-    "tensor": {"base"},
-    "backend": {"tensor", "base"},
-    "dist": {"tensor", "base"},
-    "cpu": {"backend", "tensor", "base"},
-    "cuda": {"backend", "tensor", "base"},
-    "io": {"tensor", "base"},
-    "text": {"tensor", "base"},
-    "attention": {"backend", "dist", "tensor", "base"},
-    "model": {"attention", "io", "backend", "dist", "tensor", "base"},
-    "engine": {"model", "attention", "text", "io", "cpu", "cuda", "dist", "backend", "tensor", "base"},
-}
-# Tools of the program, folders of apps/. The command line itself includes orrery/ and these only. They measure and
-# write what no public call offers, so that they may include any layer.
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Folders of apps/ that are tools of the program: they measure and write what no public call offers,
+# so they may include any layer. Other folders of apps/ include orrery/ and tools only.
 TOOLS = {"bench", "compare", "published"}
-# Hardware and collectives stay out of the model: only these files may name them.
+# The model does not know where it runs: only these files name a backend of their layer's.
 ONLY_IN = {"cpu": {"engine/backends.cpp"}, "cuda": {"engine/backends.cpp"}}
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+# Tests of a layer run on the CPU backend, with files and with random weights.
+TESTS_MAY = {"cpu", "io", "published"}
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"/]+)/([^"]+)"')
+
+
+def read_layers() -> dict[str, set[str]]:
+    lines = (ROOT / "src/layers.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return {row[0]: set(row[1:]) for row in rows}
+
+
+def includes(folder: pathlib.Path):
+    """(file, line number, first folder of the included path, included path)"""
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in SOURCES):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := INCLUDE.match(line):
+                yield path, number, match.group(1), "/".join(match.groups())
+
+
+def check_source(layers: dict[str, set[str]]) -> list[str]:
+    faults = []
+    for path, number, target, included in includes(ROOT / "src"):
+        name = path.relative_to(ROOT / "src").as_posix()
+        layer = name.split("/")[0]
+        if path.stem.endswith("_test") or path.stem.startswith("test_"):
+            if target in TESTS_MAY:
+                continue
+        if target == layer or target not in set(layers) | TOOLS:
+            continue
+        if target not in layers[layer]:
+            faults.append(f"src/{name}:{number}: {layer}/ may not include {included}")
+        elif target in ONLY_IN and name not in ONLY_IN[target]:
+            only = ", ".join(ONLY_IN[target])
+            faults.append(f"src/{name}:{number}: only {only} may include {included}")
+    return faults
+
+
+def check_apps(layers: dict[str, set[str]]) -> list[str]:
+    faults = []
+    for path, number, target, included in includes(ROOT / "apps"):
+        name = path.relative_to(ROOT)
+        if name.parts[1] not in TOOLS and target in layers:
+            faults.append(f"{name}:{number}: {included} is a layer; include orrery/ and tools only")
+    return faults
+
+
+def check_page(layers: dict[str, set[str]]) -> list[str]:
+    """Rows of the page: | level | `src/a`, `src/b` | what | may include |"""
+    faults, told = [], {}
+    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 4 or not cells[0].isdigit():
+            continue
+        for folder in re.findall(r"`src/(\w+)`", cells[1]):
+            words = set(re.findall(r"\w+", cells[3])) & set(layers)
+            told[folder] = set(layers) - {folder} if cells[3] == "everything below" else words
+    for layer, allowed in layers.items():
+        if told.get(layer) != allowed:
+            faults.append(f"ARCHITECTURE.md: {layer} includes {told.get(layer)}, not {allowed}")
+    return faults
 
 
 def main() -> int:
-    root = pathlib.Path(__file__).resolve().parent.parent
-    faults = []
-    for path in sorted((root / "src").rglob("*")):
-        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
-            continue
-        name = path.relative_to(root / "src").as_posix()
-        layer = name.split("/")[0]
-        is_test = path.stem.endswith("_test") or path.stem.startswith("test_")
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            match = INCLUDE.match(line)
-            if not match or "/" not in match.group(1):
-                continue
-            target = match.group(1).split("/")[0]
-            if target in TOOLS and not is_test:
-                faults.append(f"{name}:{number}: a layer may not include the tool {match.group(1)}")
-            if target == layer or target not in ALLOWED:
-                continue
-            if is_test and target in {"cpu", "io"}:
-                continue  # tests run on the CPU backend
-            if target not in ALLOWED[layer]:
-                faults.append(f"{name}:{number}: {layer}/ may not include {match.group(1)}")
-            elif target in ONLY_IN and name not in ONLY_IN[target]:
-                faults.append(f"{name}:{number}: only {', '.join(ONLY_IN[target])} may include {match.group(1)}")
-    for path in sorted((root / "apps").rglob("*.[ch]*")):
-        if path.relative_to(root / "apps").parts[0] in TOOLS:
-            continue
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            match = INCLUDE.match(line)
-            if match and match.group(1).split("/")[0] in ALLOWED:
-                faults.append(f"{path.relative_to(root)}:{number}: the command line includes orrery/ and tools only")
+    layers = read_layers()
+    faults = check_source(layers) + check_apps(layers) + check_page(layers)
     print("\n".join(faults) if faults else "layers: every include points down")
     return 1 if faults else 0
 

@@ -41,7 +41,7 @@ def nano():
         seconds = run["value"]
         # Against the dense run of the same code.
         dense = line("h200-model", NANO, RUNS[0][1], commit=run["commit"])["value"]
-        own = "" if seconds == dense else f"{dense / seconds:.2f}x over our dense of the same code, {dense:.1f}; "
+        own = "" if seconds == dense else f"{dense / seconds:.2f}x faster than dense ({dense:.1f} s with the same build); "
         rows.append(f"| {name} | {seconds:.1f} | {own}{beside} |")
     for name, words, command in [("dense, 320x192", ["prompt to frames", "320x192, 189 frames"], "height=192 width=320"),
                                  ("dense, one image of 1280x720", ["prompt to frames", "1280x720, 1 frames"], "num-frames=1")]:

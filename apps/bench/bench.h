@@ -8,6 +8,7 @@
 #include <string>
 
 #include "orrery/engine.h"
+#include "orrery/fields.h"
 
 namespace orrery {
 
@@ -31,6 +32,10 @@ struct BenchOptions {
   std::string meshes;
   bool timeline = false;  // step: a line with the times of every operation of one layer too (CUDA)
 };
+
+// The rows of these options, and the options that a draft holds.
+const std::vector<FieldInfo>& bench_fields();
+BenchOptions bench_options_of(const Draft& draft);
 
 // Calls `line` with one JSON object a measurement: bench, case, device, driver, commit, date,
 // command, value, unit, floor, peer, peer_value, ratio. Of many ranks the first calls.

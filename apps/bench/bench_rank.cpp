@@ -34,6 +34,7 @@ Settings make_settings(const BenchOptions& options, const VaeConfig& vae) {
   s.latent_width = s.width / vae.scale_factor_spatial;
   s.conditioning.noisy.assign(static_cast<size_t>(s.latent_frames), true);
   s.guidance_scale = options.guidance_scale;
+  s.seed = 1;
   s.scheduler.flow_shift = 10;
   s.schedule = make_schedule(s.scheduler, static_cast<int>(options.num_inference_steps));
   return s;

@@ -17,7 +17,7 @@ void measure_load(const BenchOptions& options, const EngineOptions& engine, cons
   ModelWeights::Options use;
   use.offload = offload_on(backend->device(), engine.offload);
   use.host_memory = available_host_memory();
-  if (backend->device() != DeviceKind::cpu) use.transformer.dtype = use.vae.dtype = dtype;
+  if (backend->device() != DeviceKind::cpu) use.transformer.hold = use.vae.hold = dtype;
   use.transformer.ignored = Transformer::is_unused;
   ModelWeights weights(*backend, {transformer, vae}, checkpoint.folder, use);
   const std::string size =

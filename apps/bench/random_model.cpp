@@ -2,6 +2,8 @@
 
 #include "backend/dry_run.h"
 #include "engine/measure.h"
+#include "model/random_weights.h"
+#include "model/weight_layout.h"
 
 namespace orrery {
 
@@ -40,10 +42,19 @@ RandomModel::RandomModel(BenchRank& rank, TransformerConfig config, With with, O
     vae_weights_ = random_weights(
         backend, [&](WeightVisitor& v) { vae_.visit(v); }, rank.dtype, kVaeSeed);
   }
+  request_.rng = RngKind::cuda;
   arena_.emplace(backend.allocate(arena_bytes(with)));
-  run_.emplace(Networks{transformer_, vae_, nullptr, with_text}, *arena_, rank.settings, strategy_,
-               rank.prompts(), VaeTiling{}, &rank.groups);
-  run_->set_replay(rank.replays && rank.groups.mesh.world() == 1);
+  networks_.emplace(Networks{transformer_, vae_, nullptr, with_text});
+}
+
+std::unique_ptr<Run> RandomModel::run(bool text_with_first_step) {
+  RunOptions options;
+  options.groups = &rank_.groups;
+  options.text_with_first_step = text_with_first_step;
+  options.replays = rank_.replays && rank_.groups.mesh.world() == 1;
+  return std::make_unique<Run>(*networks_, *arena_,
+                               RunInputs{rank_.settings, strategy_, rank_.prompts(), &request_},
+                               options);
 }
 
 // A few different layers in host memory stand for all: what is copied is as much.
@@ -86,15 +97,23 @@ size_t RandomModel::arena_bytes(With with) {
   place_weights(
       dry, [&](WeightVisitor& v) { vae.visit(v); }, rank_.dtype);
   Arena arena = Arena::measuring(dry.device());
-  Run run({model, vae, nullptr}, arena, rank_.settings, strategy_, rank_.prompts(), {}, &absent);
-  run.prefill(Run::text_on(dry.device()));
-  run.start(nullptr, NoiseType::fp32, {});
-  run.step(0, nullptr);
-  run.start(nullptr, NoiseType::fp32, {});
-  dry.reset_stats();
-  run.step(0, nullptr);
-  step_flops_ = total_flops(dry.stats());
-  if (with == With::transformer_and_vae) run.decode([](const FrameGroup&) {});
+  RunOptions options;
+  options.groups = &absent;
+  options.text_with_first_step = text_runs_with_first_step(dry.device());
+  Run run({model, vae, nullptr}, arena, {rank_.settings, strategy_, rank_.prompts()}, options);
+  for (const Stage& stage : stages_of(rank_.settings)) {
+    if (stage.kind == StageKind::decode && with != With::transformer_and_vae) continue;
+    if (stage.kind != StageKind::denoise) {
+      run.perform(stage);
+      continue;
+    }
+    // The first may read the text beside it; the others are alike.
+    run.perform(stage.unit(0));
+    run.perform({StageKind::noise});
+    dry.reset_stats();
+    run.perform(stage.unit(0));
+    step_flops_ = total_flops(dry.stats());
+  }
   return arena.peak();
 }
 

@@ -17,7 +17,8 @@ class RandomModel {
   RandomModel(const RandomModel&) = delete;
   RandomModel& operator=(const RandomModel&) = delete;
 
-  Run& run() { return *run_; }
+  // One run of the benchmarked request over these networks.
+  std::unique_ptr<Run> run(bool text_with_first_step = false);
   double step_flops() const { return step_flops_; }
   // Seconds spent so far on making random weights within a run, which is not part of a run.
   double making_seconds() const { return making_; }
@@ -35,7 +36,8 @@ class RandomModel {
   AttentionStrategy strategy_;
   double step_flops_ = 0, making_ = 0;
   std::optional<Arena> arena_;
-  std::optional<Run> run_;
+  std::optional<Networks> networks_;
+  Request request_;  // whose noise the run draws
 };
 
 // The VAE alone, with random weights and latents.

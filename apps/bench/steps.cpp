@@ -4,6 +4,7 @@
 #include "bench/measurements.h"
 #include "bench/random_model.h"
 #include "engine/fidelity.h"
+#include "engine/measure.h"
 
 namespace orrery {
 
@@ -15,10 +16,20 @@ std::string in_turns(const BenchRank& rank) {
   return rank.offload == Offload::layer ? ", layers in turns" : "";
 }
 
+Stage step(int64_t i) { return {StageKind::denoise, 0, i, 1}; }
+
+// Everything ahead of the first step.
+void begin(const BenchRank& rank, Run& run) {
+  for (const Stage& stage : stages_of(rank.settings)) {
+    if (stage.kind == StageKind::denoise) return;
+    run.perform(stage);
+  }
+}
+
 // Median over steps after one that warms up.
 double step_seconds(BenchRank& rank, Run& run, int steps) {
   std::vector<double> times;
-  for (int i = 0; i < steps; ++i) times.push_back(rank.seconds([&] { run.step(i, nullptr); }));
+  for (int i = 0; i < steps; ++i) times.push_back(rank.seconds([&] { run.perform(step(i)); }));
   times.erase(times.begin());
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -26,14 +37,14 @@ double step_seconds(BenchRank& rank, Run& run, int steps) {
 
 // A line with the operations of one layer in the middle of an evaluation, on both streams: from
 // the end of one attention call to the end of the next.
-void trace(BenchRank& rank, Run& run, int step) {
+void trace(BenchRank& rank, Run& run, int at) {
   const auto observe = [&](WorkObserver* observer) {
     rank.backend->set_observer(observer);
     for (Communicator* group : rank.groups.list()) group->set_observer(observer);
   };
   const std::unique_ptr<Timeline> timeline = make_timeline(*rank.backend);
   observe(timeline.get());
-  run.step(step, nullptr);
+  run.perform(step(at));
   observe(nullptr);
   const std::vector<Timeline::Span> spans = timeline->spans();
   std::vector<double> ends;
@@ -68,10 +79,9 @@ struct StepTime {
 StepTime time_step(BenchRank& rank, const TransformerConfig& config, Offload offload,
                    std::vector<float>* latents = nullptr) {
   RandomModel model(rank, config, With::transformer, offload);
-  NormalGenerator noise(RngKind::cuda, 1);
-  Run& run = model.run();
-  run.prefill();
-  run.start(&noise, NoiseType::fp32, {});
+  const std::unique_ptr<Run> made = model.run();
+  Run& run = *made;
+  begin(rank, run);
   // The first two steps of a recording are slower; a strategy may change its layout later. The
   // step after is the timeline's.
   const bool traced = rank.options.timeline && rank.groups.mesh.world() > 1;
@@ -95,12 +105,11 @@ void measure_layer(BenchRank& rank) {
   OpTable operations[2];
   for (int i = 0; i < 2; ++i) {
     RandomModel model(rank, i == 0 ? few : more, With::transformer, Offload::none);
-    NormalGenerator noise(RngKind::cuda, 1);
-    model.run().prefill();
-    model.run().start(&noise, NoiseType::fp32, {});
-    times[i] = step_seconds(rank, model.run(), 6);
+    const std::unique_ptr<Run> run = model.run();
+    begin(rank, *run);
+    times[i] = step_seconds(rank, *run, 6);
     flops[i] = model.step_flops();
-    operations[i] = rank.profile([&] { model.run().step(6, nullptr); });
+    operations[i] = rank.profile([&] { run->perform(step(6)); });
   }
   rank.config.num_hidden_layers = 1;
   rank.report("one generation layer", (times[1] - times[0]) / 3 * 1e3, "ms",
@@ -150,41 +159,40 @@ void measure_step_beside(BenchRank& rank, const Alone& one) {
 
 void measure_end_to_end(BenchRank& rank) {
   RandomModel model(rank, rank.config, With::transformer_and_vae, rank.offload);
-  NormalGenerator noise(RngKind::cuda, 1);
-  Run& run = model.run();
-  std::vector<uint8_t> host;
-  const auto to_host = [&](const FrameGroup& group) {
-    host.resize(static_cast<size_t>(group.bytes.numel()));
-    rank.backend->download(make_mut_view(host.data(), group.bytes.shape, DType::u8), group.bytes);
-  };
+  const bool text_beside = text_runs_with_first_step(rank.backend->device());
+  const std::vector<Stage> stages = stages_of(rank.settings);
+  const RunHooks to_host{{}, [](const uint8_t*, int64_t) {}, {}};
   // Warm-up at the real shapes: one step and the decoder, then everything again from the prompt
   // on.
-  const Run::Text text = Run::text_on(rank.backend->device());
-  run.prefill(text);
-  run.start(&noise, NoiseType::fp32, {});
-  run.step(0, nullptr);
-  run.decode(to_host);
+  {
+    const std::unique_ptr<Run> run = model.run(text_beside);
+    for (const Stage& stage : stages) {
+      run->perform(stage.kind == StageKind::denoise ? stage.unit(0) : stage, to_host);
+    }
+  }
   double first = 0, steps = 0, decode = 0;
   const double made_before = model.making_seconds();
   double total = rank.seconds([&] {
-    run.prefill(text);
-    run.start(&noise, NoiseType::fp32, {});
-    first = rank.seconds([&] { run.step(0, nullptr); });
-    steps = rank.seconds([&] {
-      for (int i = 1; i < rank.settings.schedule.num_steps(); ++i) run.step(i, nullptr);
-    });
-    decode = rank.seconds([&] { run.decode(to_host); });
+    const std::unique_ptr<Run> run = model.run(text_beside);
+    for (const Stage& stage : stages) {
+      const double seconds = rank.seconds([&] {
+        if (stage.kind != StageKind::denoise) return run->perform(stage, to_host);
+        first = rank.seconds([&] { run->perform(stage.unit(0)); });
+        run->perform({stage.kind, 0, 1, stage.count - 1});
+      });
+      if (stage.kind == StageKind::denoise) steps = seconds - first;
+      if (stage.kind == StageKind::decode) decode = seconds;
+    }
   });
   const double making = model.making_seconds() - made_before;
   // The prompts' text tower is brought with the first step.
-  if (text == Run::Text::with_first_step) first -= making;
+  if (text_beside) first -= making;
   total -= making;
   rank.report_memory();  // of the run: measuring the rate takes memory, too
   const double floor = model.step_flops() / rank.gemm_rate();
   const int others = rank.settings.schedule.num_steps() - 1;
-  rank.report(text == Run::Text::with_first_step ? "prompts and first denoising step"
-                                                 : "first denoising step",
-              first, "s", floor);
+  rank.report(text_beside ? "prompts and first denoising step" : "first denoising step", first, "s",
+              floor);
   if (others > 0) {
     rank.report(concat(others, " more denoising steps"), steps, "s", floor * others);
   }

@@ -1,46 +1,62 @@
-// The commands of the program, free of the option parser.
+// The commands of the program. Flags, help, man page and completions are made from one description
+// of each (command_table()).
 #pragma once
 
-#include <filesystem>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "orrery/compare.h"
-#include "orrery/engine.h"
+#include "orrery/fields.h"
 #include "orrery/job.h"
-#include "published/make_checkpoint.h"
 
 namespace orrery::cli {
 
-// Flags that name files rather than settings.
-struct GenerateFiles {
-  std::filesystem::path model;
-  std::filesystem::path output = ".";
-  std::filesystem::path prompt_file;
-  std::filesystem::path vision, video, action;
-  std::filesystem::path latents, save_latents, save_action, save_sound, report;
-  int crf = 18;
-  bool quiet = false;
+// What a command was called with.
+struct Call {
+  Draft flags;
+  Job& job;
+  std::string line;  // the whole command line
 };
 
-struct CompareFiles {
-  GenerateFiles inputs;  // the video is inputs.output; what lies beside it has the same name
-  std::vector<std::string> attention;
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view example;
+  std::vector<FieldInfo> fields;              // in the order of the help
+  std::vector<std::string_view> positionals;  // names of fields that need no flag
+  std::function<int(const Call&)> run;        // the process's exit status, or throws Error
+  bool hidden = false;
+  bool runs_on_ranks = false;
 };
+const std::vector<Command>& command_table();
 
-// Reads the files that belong to the request. In action modes --vision-path may be a video, as in
-// the public entry point.
-void load_inputs(Request& request, const GenerateFiles& files);
+int generate(const Call& call);
+int compare(const Call& call);
+int plan(const Call& call);
+int inspect(const Call& call);
+int tokenize(const Call& call);
+int make_checkpoint(const Call& call);
+int bench(const Call& call);
+int reference(const Call& call);
 
-// Each returns the process's exit status or throws Error.
-// `job`: the processes that run the request together; rank 0 alone prints and writes.
-int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job);
-int compare(Request request, const CompareFiles& files, CompareOptions options,
-            EngineOptions engine);
-int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json);
-int make_checkpoint(const std::filesystem::path& folder, CheckpointOptions options);
+// Fields that name files rather than settings.
+const std::vector<FieldInfo>& file_fields();
+// Those of make-checkpoint.
+const std::vector<FieldInfo>& checkpoint_fields();
 
-// 0 ok, 2 a request or file that must be mended, 130 interrupted, 1 anything else.
+// The flags, and what they leave open from --from and --prompt-file. `note` gets a sentence for
+// each value of a file that a flag replaces.
+Draft completed(const Draft& flags, const std::function<void(const std::string&)>& note);
+std::filesystem::path model_of(const Draft& draft);
+
+// What `orrery COMMAND --help` prints, `width` columns wide; only the essential flags when `brief`.
+std::string help_of(const Command& command, size_t width, bool brief);
+// The general help.
+std::string help_of_all(size_t width);
+
+// 0 ok, 2 a request or file that must be mended, 3 blocked by the guardrail, 4 no verdict of the
+// guardrail, 130 interrupted, 1 anything else. docs/modes.md lists them.
 int exit_status(ErrorKind kind);
 
 }  // namespace orrery::cli

@@ -12,16 +12,26 @@ namespace orrery::cli {
 
 namespace fs = std::filesystem;
 
-int compare(Request request, const CompareFiles& files, CompareOptions options,
-            EngineOptions engine) {
-  ProgressPrinter printer(files.inputs.quiet);
-  engine.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
-  load_inputs(request, files.inputs);
-  for (const std::string& attention : files.attention) {
+int compare(const Call& call) {
+  ProgressPrinter printer(call.flags.has("quiet"));
+  const auto note = [&](const std::string& sentence) { printer.line("note: " + sentence); };
+  CompareOptions options;
+  for (const std::string& attention : call.flags.texts("attention")) {
     options.strategies.push_back({strategy_name(attention, options.strategies.size()), attention});
   }
-  const Outline outline = check_request(files.inputs.model, request);
-  fs::path video = files.inputs.output;
+  if (options.strategies.empty())
+    throw Error(ErrorKind::invalid_argument, "--attention is needed, once a strategy");
+  Draft flags = call.flags;
+  flags.erase("attention");
+  const Draft draft = completed(flags, note);
+  if (const int64_t repeats = draft.integer("repeats"); repeats > 0)
+    options.repeats = static_cast<int>(repeats);
+  const fs::path model = model_of(draft);
+  const Request request = request_of(draft);
+  EngineOptions engine = engine_options_of(draft);
+  engine.log = note;
+  const Outline outline = check_request(model, request, engine);
+  fs::path video = draft.has("output") ? draft.text("output") : ".";
   if (fs::is_directory(video)) video /= "compare.mp4";
   check_output(video, outline.frames);
 
@@ -33,12 +43,12 @@ int compare(Request request, const CompareFiles& files, CompareOptions options,
     if (interrupted()) stop.request_stop();
   };
   const auto outcomes =
-      orrery::compare(files.inputs.model, request, options, engine, progress, stop.get_token());
+      orrery::compare(model, request, options, engine, progress, stop.get_token());
 
   const auto beside = [&](const char* extension) {
     return fs::path(video).replace_extension(extension);
   };
-  save_side_by_side(video, outcomes, files.inputs.crf);
+  save_side_by_side(video, outcomes, request.crf);
   Result sheet;
   sheet.frames = contact_sheet(outcomes);
   save_output(beside(".png"), sheet);

@@ -11,121 +11,106 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder stands for a file of the usual name in it.
-fs::path output_file(const fs::path& output, int64_t frames) {
+// A folder stands for a file in it: of the request's name, if it has one.
+fs::path output_file(const Draft& draft, int64_t frames) {
+  const fs::path output = draft.has("output") ? draft.text("output") : ".";
   if (!fs::is_directory(output)) return output;
-  return output / (frames == 1 ? "sample.png" : "sample.mp4");
+  const fs::path name = draft.has("name") ? fs::path(draft.text("name")).filename() : "sample";
+  return output / (name.string() + (frames == 1 ? ".png" : ".mp4"));
 }
 
-void check_writable(const fs::path& file, const char* flag) {
+void check_writable(const Draft& draft, std::string_view name) {
+  const fs::path file = draft.text(name);
   if (file.empty()) return;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!fs::is_directory(folder)) {
     throw Error(ErrorKind::not_found,
-                std::string(flag) + ": the folder " + folder.string() + " does not exist");
+                draft.find(name)->from + ": the folder " + folder.string() + " does not exist");
   }
 }
 
 // Sound has a place to go, and a place is given for sound only.
-void check_sound(const GenerateFiles& files, const fs::path& output, const Outline& outline) {
-  if (outline.sampling_rate == 0 && !files.save_sound.empty()) {
+void check_sound(const Draft& draft, const fs::path& output, const Outline& outline) {
+  if (outline.sampling_rate == 0 && draft.has("save_sound")) {
     throw Error(ErrorKind::invalid_argument, "--save-sound: no sound is made; add --enable-sound");
   }
-  if (outline.sampling_rate > 0 && is_still(output) && files.save_sound.empty()) {
+  if (outline.sampling_rate > 0 && is_still(output) && !draft.has("save_sound")) {
     throw Error(
         ErrorKind::invalid_argument,
         "--enable-sound: a still image holds no sound; name a file for it with --save-sound");
   }
 }
 
+void save(const Draft& draft, const fs::path& output, const Result& result, int crf) {
+  save_output(output, result, crf);
+  if (draft.has("save_latents")) save_latents(draft.text("save_latents"), result);
+  if (draft.has("save_sound")) save_sound(draft.text("save_sound"), result);
+  fs::path action = draft.text("save_action");
+  if (action.empty() && result.action && fs::is_directory(draft.text("output")))
+    action = fs::path(draft.text("output")) / "sample_action.json";
+  if (!action.empty()) save_action(action, result);
+  if (draft.has("report")) save_text(draft.text("report"), result.report);
+}
+
 }  // namespace
 
-int exit_status(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::invalid_argument:
-    case ErrorKind::not_found:
-    case ErrorKind::corrupt:
-    case ErrorKind::unsupported:
-    case ErrorKind::numeric: return 2;
-    case ErrorKind::cancelled: return 130;
-    case ErrorKind::out_of_memory:
-    case ErrorKind::device: return 1;
-  }
-  return 1;
-}
-
-void load_inputs(Request& request, const GenerateFiles& files) {
-  if (!files.prompt_file.empty()) load_prompt(files.prompt_file, request);
-  if (!files.vision.empty()) {
-    Frames clip = request.action ? load_clip(files.vision) : load_image(files.vision);
-    (clip.count == 1 ? request.image : request.video) = std::move(clip);
-  }
-  if (!files.video.empty()) {
-    if (request.video) {
-      throw Error(ErrorKind::invalid_argument,
-                  "--vision-path and --video-path are both videos; give one of them");
-    }
-    request.video = load_video(files.video);
-  }
-  if (!files.action.empty() && request.action)
-    request.action->raw_actions = load_actions(files.action);
-  if (!files.latents.empty()) request.latents = load_latents(files.latents);
-}
-
-int generate(Request request, const GenerateFiles& files, EngineOptions options, Job& job) {
+int generate(const Call& call) {
+  Job& job = call.job;
   const bool leads = job.rank() == 0;
-  ProgressPrinter printer(files.quiet || !leads);
-  options.job = &job;
-  options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
+  ProgressPrinter printer(call.flags.has("quiet") || !leads);
+  const auto note = [&](const std::string& sentence) { printer.line("note: " + sentence); };
 
   // Everything that can be refused is refused before a weight is read.
-  fs::path output;
+  Draft draft;
+  Request request;
+  EngineOptions options;
+  fs::path model, output;
   job.agree([&] {
-    load_inputs(request, files);
-    const Outline outline = check_request(files.model, request, options);
+    draft = completed(call.flags, note);
+    model = model_of(draft);
+    request = request_of(draft);
+    options = engine_options_of(draft);
+    const Outline outline = check_request(model, request, options);
     if (leads) {
-      output = output_file(files.output, outline.frames);
+      output = output_file(draft, outline.frames);
       check_output(output, outline.frames, outline.sampling_rate);
-      check_sound(files, output, outline);
-      check_writable(files.save_latents, "--save-latents");
-      check_writable(files.save_action, "--save-action");
-      check_writable(files.save_sound, "--save-sound");
-      check_writable(files.report, "--report");
+      check_sound(draft, output, outline);
+      for (const char* name : {"save_latents", "save_action", "save_sound", "report"})
+        check_writable(draft, name);
     }
     return outline.fingerprint;
   });
 
+  options.job = &job;
+  options.log = note;
   watch_interrupts();
-  Engine engine = Engine::open(files.model, options);
+  Engine engine = Engine::open(model, options);
   printer.line("orrery " + version() + " on " + engine.device_description());
   printer.line(engine.describe(request));
   std::stop_source stop;
-  const Result result = engine.generate(
-      request,
-      [&](const Progress& progress) {
-        printer(progress);
-        if (interrupted()) stop.request_stop();
-      },
-      stop.get_token());
+  Events events;
+  events.progress = [&](const Progress& progress) {
+    printer(progress);
+    if (interrupted()) stop.request_stop();
+  };
+  const Result result = engine.generate(request, events, stop.get_token());
   if (!leads) return 0;
 
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));
-  save_output(output, result, files.crf);
-  if (!files.save_latents.empty()) save_latents(files.save_latents, result);
-  if (!files.save_sound.empty()) save_sound(files.save_sound, result);
-  fs::path action = files.save_action;
-  if (action.empty() && result.action && fs::is_directory(files.output))
-    action = files.output / "sample_action.json";
-  if (!action.empty()) save_action(action, result);
-  if (!files.report.empty()) save_text(files.report, result.report);
+  save(draft, output, result, request.crf);
   std::printf("%s\n", output.string().c_str());
   return 0;
 }
 
-int plan(Request request, const GenerateFiles& files, EngineOptions options, bool json) {
-  load_inputs(request, files);
-  const Plan plan = plan_request(files.model, request, options);
-  if (json) {
+int plan(const Call& call) {
+  const auto note = [](const std::string& sentence) {
+    std::fprintf(stderr, "note: %s\n", sentence.c_str());
+  };
+  const Draft draft = completed(call.flags, note);
+  Request request = request_of(draft);
+  if (request.prompt.empty()) request.prompt = "A prompt.";  // its length counts
+  const Plan plan = plan_request(model_of(draft), request, engine_options_of(draft));
+  if (draft.has("json")) {
     std::printf("%s\n", to_json(plan).c_str());
     return 0;
   }

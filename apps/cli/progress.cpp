@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 
 namespace orrery::cli {
@@ -30,16 +31,21 @@ void ProgressPrinter::line(const std::string& text) {
 void ProgressPrinter::operator()(const Progress& p) {
   if (quiet_) return;
   const bool finished = p.step >= p.total;
-  const double left =
-      p.step > 0 ? p.seconds / static_cast<double>(p.step) * static_cast<double>(p.total - p.step)
-                 : 0;
+  const auto step = static_cast<long long>(p.step), total = static_cast<long long>(p.total);
+  std::string name = p.stage;
+  if (p.chunks > 1) name += " " + std::to_string(p.chunk + 1) + " of " + std::to_string(p.chunks);
+  std::string left;  // of the whole request
+  if (p.seconds_left && !finished) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), ", %.0f s left", *p.seconds_left);
+    left = text.data();
+  }
   if (terminal_) {
     const int filled = p.total > 0 ? static_cast<int>(kBarWidth * p.step / p.total) : 0;
     std::string bar(static_cast<size_t>(filled), '#');
     bar.resize(kBarWidth, '.');
-    std::fprintf(stderr, "\r\033[K%-8s [%s] %lld/%lld  %.1f s", p.stage.c_str(), bar.c_str(),
-                 static_cast<long long>(p.step), static_cast<long long>(p.total), p.seconds);
-    if (p.step > 0 && !finished) std::fprintf(stderr, ", %.0f s left", left);
+    std::fprintf(stderr, "\r\033[K%-8s [%s] %lld/%lld  %.1f s%s", name.c_str(), bar.c_str(), step,
+                 total, p.seconds, left.c_str());
     bar_shown_ = true;
     if (finished) {
       std::fputc('\n', stderr);
@@ -48,16 +54,12 @@ void ProgressPrinter::operator()(const Progress& p) {
     std::fflush(stderr);
     return;
   }
-  const bool first = p.stage != last_stage_;
-  if (first) last_line_ = 0;
-  last_stage_ = p.stage;
+  if (p.step == 0) last_line_ = 0;
   if (finished) {
-    std::fprintf(stderr, "%s: %lld/%lld in %.2f s\n", p.stage.c_str(),
-                 static_cast<long long>(p.step), static_cast<long long>(p.total), p.seconds);
+    std::fprintf(stderr, "%s: %lld/%lld in %.2f s\n", name.c_str(), step, total, p.seconds);
   } else if (p.step > 0 && p.seconds - last_line_ >= kSecondsBetweenLines) {
     last_line_ = p.seconds;
-    std::fprintf(stderr, "%s: %lld/%lld, %.0f s left\n", p.stage.c_str(),
-                 static_cast<long long>(p.step), static_cast<long long>(p.total), left);
+    std::fprintf(stderr, "%s: %lld/%lld%s\n", name.c_str(), step, total, left.c_str());
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "orrery/request.h"
+#include "orrery/result.h"
 
 namespace orrery::cli {
 
@@ -20,7 +20,6 @@ class ProgressPrinter {
   bool quiet_;
   bool terminal_;
   bool bar_shown_ = false;
-  std::string last_stage_;
   double last_line_ = 0;
 };
 

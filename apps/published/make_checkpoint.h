@@ -7,7 +7,7 @@
 #include <stop_token>
 #include <string>
 
-#include "orrery/request.h"
+#include "orrery/result.h"
 
 namespace orrery {
 

@@ -15,14 +15,14 @@ struct Size {
   bool edge;
 };
 
-// Transformer specification, section 1.1.
+// As in transformer/config.json of the published checkpoints.
 constexpr std::array<Size, 3> kSizes{{
     {"nano", 4096, 12288, 36, 32, 8, 151936, 1e-6, 5e6, false},
     {"super", 5120, 25600, 64, 64, 8, 151936, 1e-6, 5e6, false},
     {"edge", 2048, 9216, 28, 16, 8, 131072, 1e-5, 1e8, true},
 }};
 
-// VAE specification, section 7.
+// As in vae/config.json of the published checkpoints.
 constexpr std::array<double, 48> kMean{
     -0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174,  0.1838,  0.1557,  -0.1382, 0.0542,
     0.2813,  0.0891,  0.1570,  -0.0098, 0.0375,  -0.1825, -0.2246, -0.1207, -0.0698, 0.5109,

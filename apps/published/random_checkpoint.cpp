@@ -10,6 +10,7 @@
 #include "engine/clock.h"
 #include "io/output_file.h"
 #include "io/safetensors.h"
+#include "model/random_weights.h"
 #include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
@@ -276,8 +277,15 @@ class Writer {
     }
     const int64_t before = done_ / kMegabyte;
     done_ += tensor.bytes();
-    if (progress_ && done_ / kMegabyte > before)
-      progress_({"write", done_ / kMegabyte, total_ / kMegabyte, seconds_since(start_)});
+    if (!progress_ || done_ / kMegabyte == before) return;
+    Progress progress;
+    progress.stage = "write";
+    progress.step = done_ / kMegabyte;
+    progress.total = total_ / kMegabyte;
+    progress.seconds = seconds_since(start_);
+    const auto written = static_cast<double>(done_), rest = static_cast<double>(total_ - done_);
+    progress.seconds_left = progress.seconds / written * rest;
+    progress_(progress);
   }
 
   fs::path folder_;

@@ -10,7 +10,9 @@
 #include <string_view>
 #include <type_traits>
 
-namespace orrery {
+#include "orrery/export.h"
+
+namespace ORRERY_API orrery {
 
 // A value may have several names; the first of them is printed, all are read.
 template <typename E>
@@ -27,8 +29,7 @@ constexpr auto names(ComputeType) {
       {{automatic, "auto"}, {fp32, "fp32"}, {bf16, "bf16"}, {fp32, "float32"}, {bf16, "bfloat16"}});
 }
 
-// Weights on a device. On a device the text tower is only ever there while prompts are encoded, a
-// layer at a time. Besides:
+// Weights that stay on a device, beside the text tower (Resident) and the sound decoder.
 enum class Offload : uint8_t {
   none,   // generation tower and VAE stay
   model,  // whichever of the two is in use
@@ -37,6 +38,18 @@ enum class Offload : uint8_t {
 constexpr auto names(Offload) {
   using enum Offload;
   return std::to_array<Name<Offload>>({{none, "none"}, {model, "model"}, {layer, "layer"}});
+}
+
+// Whether the text tower stays on a device between requests. Else each of its layers is uploaded in
+// its turn while prompts are read, again for every request.
+enum class Resident : uint8_t {
+  automatic,  // when it fits beside what the request needs; never with an offload
+  on,
+  off,
+};
+constexpr auto names(Resident) {
+  using enum Resident;
+  return std::to_array<Name<Resident>>({{automatic, "auto"}, {on, "on"}, {off, "off"}});
 }
 
 // Running every attention layout once before the first step; automatic: on CUDA, when there is more
@@ -56,7 +69,7 @@ constexpr auto names(RngKind) {
 
 // Which values of that generator a draw gives.
 enum class NoiseType : uint8_t {
-  automatic,  // the type the networks compute in, as in the public pipeline
+  automatic,  // of the type the networks compute in, as the public pipeline draws
   fp32,
   // A bf16 tensor of PyTorch 2.15: the fp32 values, rounded. On the CPU the last 16 values of a
   // count that is no multiple of 16 come from the words behind the last whole block of 16.
@@ -71,6 +84,14 @@ constexpr auto names(NoiseType) {
                                          {bf16_torch_2_11, "bf16-torch-2.11"},
                                          {fp32, "float32"},
                                          {bf16, "bfloat16"}});
+}
+
+// Whose settings the sampler takes: the recommended ones where the checkpoint's own blur video, or
+// the checkpoint's own whatever they are.
+enum class SamplerSource : uint8_t { automatic, checkpoint };
+constexpr auto names(SamplerSource) {
+  using enum SamplerSource;
+  return std::to_array<Name<SamplerSource>>({{automatic, "auto"}, {checkpoint, "checkpoint"}});
 }
 
 // How videos and controls of another shape come to the frame's: stretch (diffusers) or cover

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "orrery/engine.h"
+#include "orrery/export.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 struct ComparedStrategy {
   std::string name;       // for labels; see strategy_name()
@@ -28,7 +29,7 @@ struct StrategyOutcome {
   double denoise_seconds = 0;
   double processor_seconds = 0;  // of denoising, all threads; the least of the runs
   double speed_up = 1;           // the first's time over this one's
-  double kept_share = 1;         // of key blocks over the run: kept_share() of request.h
+  double kept_share = 1;         // of key blocks over the run: kept_share() of result.h
   double latent_error = 0;       // relative, of the final latents
   double psnr = 0;               // dB, of the frames; infinite for equal ones
   double ssim = 1;               // of luma, 11 x 11 Gaussian window
@@ -42,6 +43,11 @@ std::string strategy_name(const std::string& attention, size_t index);
 // generated.
 std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const Request& request,
                                      const CompareOptions& options, EngineOptions engine,
+                                     const ProgressCallback& progress = {},
+                                     std::stop_token stop = {});
+// On an open engine, which has its own strategy again afterwards.
+std::vector<StrategyOutcome> compare(Engine& engine, const Request& request,
+                                     const CompareOptions& options,
                                      const ProgressCallback& progress = {},
                                      std::stop_token stop = {});
 

@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace orrery {
+#include "orrery/export.h"
+
+namespace ORRERY_API orrery {
 
 enum class ErrorKind {
   invalid_argument,  // the request or a flag is wrong: the user can mend it
@@ -15,6 +17,8 @@ enum class ErrorKind {
   device,            // an accelerator or a library call failed
   numeric,           // NaN or Inf where a finite number is needed
   cancelled,         // the caller asked to stop
+  blocked,           // the guardrail refused the prompt or the frames
+  guardrail,         // the guardrail gave no verdict, which is no approval
 };
 
 // Thrown by every layer. The message is a sentence that names the input, the limit and, where it

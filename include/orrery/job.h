@@ -5,7 +5,9 @@
 #include <memory>
 #include <string>
 
-namespace orrery {
+#include "orrery/export.h"
+
+namespace ORRERY_API orrery {
 
 class Job {
  public:

@@ -4,13 +4,10 @@
 #include <filesystem>
 #include <string>
 
-#include "orrery/request.h"
+#include "orrery/export.h"
+#include "orrery/result.h"
 
-namespace orrery {
-
-// Text, or JSON: an object with "prompt" (and perhaps "negative_prompt") fills both; any other
-// object is the caption itself, taken as written.
-void load_prompt(const std::filesystem::path& file, Request& request);
+namespace ORRERY_API orrery {
 
 Frames load_image(const std::filesystem::path& file);
 // At most max_frames frames (0: all).

@@ -1,25 +1,32 @@
-// What a caller asks for and gets: plain data.
+// What a caller asks for: plain data.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "orrery/choices.h"
+#include "orrery/export.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
+
+// The file that something was read from, so that a report can name it and a later run can tell
+// whether it is still the same.
+struct SourceFile {
+  std::string path;    // as it was written
+  std::string sha256;  // of its bytes, 64 hexadecimal digits
+};
 
 // 8-bit RGB frames of one size, in memory.
 struct Frames {
   int64_t count = 0;
   int64_t height = 0;
   int64_t width = 0;
-  std::vector<uint8_t> rgb;  // [count, height, width, 3]
-  double fps = 0;            // of the file they were read from; 0: not known
+  std::vector<uint8_t> rgb;               // [count, height, width, 3]
+  double fps = 0;                         // of the file they were read from; 0: not known
+  std::optional<SourceFile> source = {};  // empty: made in memory
   const uint8_t* frame(int64_t i) const { return rgb.data() + i * height * width * 3; }
 };
 
@@ -27,6 +34,7 @@ struct Frames {
 struct FloatTensor {
   std::vector<int64_t> shape;
   std::vector<float> values;
+  std::optional<SourceFile> source = {};  // empty: made in memory
 };
 
 struct ActionRequest {
@@ -70,7 +78,9 @@ struct TransferRequest {
   ChunkNoise chunk_noise = ChunkNoise::continued;
 };
 
-// One sample. Fields that are not set take the checkpoint's or the public pipeline's default.
+// One sample. src/engine/request_fields.cpp says of each field what it means, its limits and its
+// names in flags and JSON; a new member needs a row there. Fields that are not set take the
+// checkpoint's or the public pipeline's default.
 struct Request {
   std::string prompt;
   std::string negative_prompt;
@@ -80,8 +90,8 @@ struct Request {
   std::optional<double> guidance_scale;        // 6; 1 runs one branch
   std::optional<double> flow_shift;            // sets Karras off, as the public entry point does
   std::optional<bool> karras;
-  bool checkpoint_scheduler = false;  // the file's own settings, whatever they are
-  int64_t seed = 0;
+  SamplerSource scheduler = SamplerSource::automatic;
+  int64_t seed = 0;  // PyTorch's manual_seed: a negative one means 2^64 + seed
   RngKind rng = RngKind::cpu;
   NoiseType noise_dtype = NoiseType::automatic;
   std::optional<bool> use_system_prompt;  // the checkpoint's default
@@ -102,42 +112,7 @@ struct Request {
   std::optional<FloatTensor> latents;
 
   bool vae_tiling = false;  // decode and encode in spatial tiles
+  int crf = 18;             // H.264 quality of a video file, 1 (best) to 51
 };
-
-// What one attention preset did in the generation tower of a run.
-struct AttentionUse {
-  std::string preset;
-  std::string implementation;  // what the backend ran
-  int64_t calls = 0;
-  int64_t dense_calls = 0;  // of the calls: those that know no blocks and read every key
-  int64_t kept_blocks = 0;  // of the other calls, over all heads
-  int64_t all_blocks = 0;
-  double seconds = 0;  // 0 unless the run was profiled
-};
-// Mean over the calls of the share of key blocks that were read; a dense call reads all of them.
-double kept_share(const std::vector<AttentionUse>& uses);
-// One line for people.
-std::string to_text(const AttentionUse& use);
-
-struct Result {
-  Frames frames;
-  double fps = 24;
-  FloatTensor latents;                    // final, normalised, [1, C, T, h, w]
-  std::vector<std::vector<float>> sound;  // planar [channels][samples]; empty without sound
-  int64_t sampling_rate = 0;
-  std::optional<FloatTensor> action;    // [chunk, raw width], model-normalised
-  std::vector<AttentionUse> attention;  // one entry for each preset that ran
-  std::string report;                   // JSON: settings, seed, versions, times, memory, dispatch
-  std::map<std::string, std::string> metadata;  // what an output file should carry
-};
-
-struct Progress {
-  std::string
-      stage;  // "guardrail", "prompt", "encode", "load", "warm-up", "denoise", "decode", "sound"
-  int64_t step = 0;  // finished, of total
-  int64_t total = 0;
-  double seconds = 0;  // since the stage began
-};
-using ProgressCallback = std::function<void(const Progress&)>;
 
 }  // namespace orrery

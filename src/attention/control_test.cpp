@@ -63,7 +63,7 @@ class ControlStreams : public ::testing::Test {
   std::vector<DispatchRecord> records_;
 };
 
-// What the specification says, put together from calls with one stream each.
+// The weighted sum (docs/modes.md, Transfer), put together from calls with one stream each.
 TEST_F(ControlStreams, AreWeighedWhereTheyMeet) {
   for (const std::vector<float>& weights :
        {std::vector<float>{0.25f, 0.75f}, {0, 1}, {0.5f, 0.2f, 0.3f}}) {

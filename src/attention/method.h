@@ -15,8 +15,8 @@
 
 namespace orrery {
 
-// One call as a method sees it: whole sequences, this rank's heads. q [Sq, H, D], k [text + Sq, KV,
-// D].
+// One call as a method sees it, with whole sequences and this rank's heads:
+// q [Sq, H, D], k [text + Sq, KV, D].
 struct AttentionCall {
   AttentionSite site;
   AttentionMoment moment;

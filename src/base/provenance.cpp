@@ -3,11 +3,13 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "orrery_build.h"
+
 namespace orrery {
 
 std::string measured_commit() {
   const char* commit = std::getenv("ORRERY_COMMIT");
-  return commit != nullptr ? commit : "unknown";
+  return commit != nullptr ? commit : ORRERY_BUILD_COMMIT;
 }
 
 std::string today() {

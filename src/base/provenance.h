@@ -5,7 +5,7 @@
 
 namespace orrery {
 
-// What ORRERY_COMMIT says, or "unknown".
+// What the environment's ORRERY_COMMIT says, else the commit of this build, or "unknown".
 std::string measured_commit();
 
 // Of the clock in UTC, as 2026-11-30.

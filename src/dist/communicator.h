@@ -19,7 +19,7 @@ struct Trade {
   View x;
 };
 
-// Refuses what is none, for `ranks` ranks that move memory of `device`.
+// Refuses a trade of wrong shapes, types or devices, for `ranks` ranks with memory of `device`.
 void check_trade(const Trade& trade, int ranks, DeviceKind device);
 
 // What a rank and its neighbours in the row of ranks hand each other: [n, ...] all four, equal

@@ -27,6 +27,12 @@ class Absent final : public Communicator {
   int rank_, size_;
 };
 
+std::vector<int> all_ranks(const Mesh& mesh) {
+  std::vector<int> all(static_cast<size_t>(mesh.world()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 // make(ranks of the group, place of `rank` in it) for every axis longer than 1.
 template <typename Make>
 MeshGroups groups_of(const Mesh& mesh, int rank, const Make& make) {
@@ -38,9 +44,7 @@ MeshGroups groups_of(const Mesh& mesh, int rank, const Make& make) {
   if (mesh.cp > 1) groups.cp = make(mesh.cp_group(rank), at.cp);
   if (mesh.cfg > 1) groups.cfg = make(mesh.cfg_group(rank), at.cfg);
   if (mesh.world() > 1 && groups.everyone() == nullptr) {
-    std::vector<int> all(static_cast<size_t>(mesh.world()));
-    std::iota(all.begin(), all.end(), 0);
-    groups.world = make(all, rank);
+    groups.world = make(all_ranks(mesh), rank);
   }
   return groups;
 }
@@ -56,15 +60,17 @@ Communicator* MeshGroups::everyone() const {
 
 std::vector<Communicator*> MeshGroups::list() const {
   std::vector<Communicator*> groups;
-  for (Communicator* group : {tp.get(), cp.get(), cfg.get(), world.get()}) {
+  for (Communicator* group : {tp.get(), cp.get(), cfg.get(), world.get(), agreement.get()}) {
     if (group != nullptr) groups.push_back(group);
   }
   return groups;
 }
 
 MeshGroups make_groups(World& world, const Mesh& mesh, int rank) {
-  return groups_of(mesh, rank,
-                   [&](const std::vector<int>& ranks, int) { return world.group(rank, ranks); });
+  MeshGroups groups = groups_of(
+      mesh, rank, [&](const std::vector<int>& ranks, int) { return world.group(rank, ranks); });
+  if (mesh.world() > 1) groups.agreement = world.group(rank, all_ranks(mesh));
+  return groups;
 }
 
 MeshGroups make_absent_groups(const Mesh& mesh, int rank) {

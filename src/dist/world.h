@@ -32,6 +32,8 @@ struct MeshGroups {
   int rank = 0;
   std::unique_ptr<Communicator> tp, cp, cfg;
   std::unique_ptr<Communicator> world;  // only where no axis alone holds all ranks
+  // All ranks, for what they decide together: always host memory, whatever the device.
+  std::unique_ptr<Communicator> agreement;
 
   // The group of all ranks, in their order; null for one rank.
   Communicator* everyone() const;

@@ -88,6 +88,11 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 
+NoiseType noise_type(NoiseType asked, DType activations) {
+  if (asked != NoiseType::automatic) return asked;
+  return activations == DType::bf16 ? NoiseType::bf16 : NoiseType::fp32;
+}
+
 int64_t available_memory(const Backend& backend, int64_t ranks) {
   const MemoryState memory = backend.memory();
   return memory.total > 0 ? memory.free : available_host_memory() / ranks;

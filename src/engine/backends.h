@@ -28,6 +28,9 @@ std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 // fp32 on the CPU and bf16 on a device, unless the options say otherwise.
 DType activation_type(const EngineOptions& options, const Backend& backend);
 
+// The noise that is drawn; never automatic.
+NoiseType noise_type(NoiseType asked, DType activations);
+
 // Bytes that an allocation on this backend could have now: of its device, or of the host's memory
 // the share of one of the `ranks` of this process. The largest number when that is not known.
 int64_t available_memory(const Backend& backend, int64_t ranks);

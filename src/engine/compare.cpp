@@ -19,19 +19,6 @@ std::string strategy_name(const std::string& attention, size_t index) {
 
 namespace {
 
-std::vector<double> step_seconds(const Json& report) {
-  std::vector<double> seconds;
-  for (const Json& step : report.at("step_seconds").items()) seconds.push_back(step.as_double());
-  return seconds;
-}
-
-double processor_seconds(const Json& report) {
-  for (const Json& stage : report.at("stages").items()) {
-    if (stage.at("name").as_string() == "denoise") return stage.at("processor_seconds").as_double();
-  }
-  return 0;
-}
-
 // Passes progress on under the strategy's name.
 ProgressCallback named(const ProgressCallback& progress, const std::string& name) {
   if (!progress) return {};
@@ -41,28 +28,44 @@ ProgressCallback named(const ProgressCallback& progress, const std::string& name
   };
 }
 
-}  // namespace
-
-std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const Request& request,
-                                     const CompareOptions& options, EngineOptions engine_options,
-                                     const ProgressCallback& progress, std::stop_token stop) {
-  const auto& strategies = options.strategies;
-  require(strategies.size() >= 2, "compare: ", strategies.size(),
+void check(const CompareOptions& options) {
+  require(options.strategies.size() >= 2, "compare: ", options.strategies.size(),
           " strategies; give two or more with --attention");
   require(options.repeats >= 1, "compare: repeats is ", options.repeats, "; it must be at least 1");
-  engine_options.attention = strategies.front().attention;
-  Engine engine = Engine::open(model, engine_options);
-  for (size_t i = 1; i < strategies.size(); ++i) engine.use_attention(strategies[i].attention);
+}
 
+// The engine has again what it had, however the comparison ends.
+class StrategyOf {
+ public:
+  explicit StrategyOf(Engine& engine) : engine_(engine), before_(engine.attention()) {}
+  ~StrategyOf() {
+    try {
+      engine_.use_attention(before_);
+    } catch (const std::exception&) {
+      // It was in use before: only a device that is gone refuses it now.
+    }
+  }
+  StrategyOf(const StrategyOf&) = delete;
+  StrategyOf& operator=(const StrategyOf&) = delete;
+
+ private:
+  Engine& engine_;
+  std::string before_;
+};
+
+// Every strategy is known to run here.
+std::vector<StrategyOutcome> compare_on(Engine& engine, const Request& request,
+                                        const CompareOptions& options,
+                                        const ProgressCallback& progress, std::stop_token stop) {
+  const auto& strategies = options.strategies;
   std::vector<StrategyOutcome> outcomes(strategies.size());
   std::vector<std::vector<double>> fastest(strategies.size());
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
     for (size_t i = 0; i < strategies.size(); ++i) {
       engine.use_attention(strategies[i].attention);
-      Result result = engine.generate(request, named(progress, strategies[i].name), stop);
-      const Json report = Json::parse(result.report, "report");
-      const std::vector<double> seconds = step_seconds(report);
-      const double processor = processor_seconds(report);
+      Result result = engine.generate(request, {named(progress, strategies[i].name), {}}, stop);
+      const std::vector<double> seconds = result.times.step_seconds;
+      const double processor = result.times.stage("denoise").processor_seconds;
       if (repeat == 0) outcomes[i].processor_seconds = processor;
       outcomes[i].processor_seconds = std::min(outcomes[i].processor_seconds, processor);
       if (repeat == 0) {
@@ -87,6 +90,29 @@ std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const R
     outcome.ssim = ssim(outcome.result.frames, first.result.frames);
   }
   return outcomes;
+}
+
+}  // namespace
+
+std::vector<StrategyOutcome> compare(const std::filesystem::path& model, const Request& request,
+                                     const CompareOptions& options, EngineOptions engine_options,
+                                     const ProgressCallback& progress, std::stop_token stop) {
+  check(options);
+  const auto& strategies = options.strategies;
+  engine_options.attention = strategies.front().attention;
+  Engine engine = Engine::open(model, engine_options);
+  for (size_t i = 1; i < strategies.size(); ++i) engine.use_attention(strategies[i].attention);
+  return compare_on(engine, request, options, progress, std::move(stop));
+}
+
+std::vector<StrategyOutcome> compare(Engine& engine, const Request& request,
+                                     const CompareOptions& options,
+                                     const ProgressCallback& progress, std::stop_token stop) {
+  check(options);
+  const StrategyOf kept(engine);
+  for (const ComparedStrategy& strategy : options.strategies)
+    engine.use_attention(strategy.attention);
+  return compare_on(engine, request, options, progress, std::move(stop));
 }
 
 std::string to_text(const std::vector<StrategyOutcome>& outcomes) {

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "engine/report.h"
+#include "engine/request_fields.h"
 
 namespace orrery {
 
@@ -31,15 +32,9 @@ std::string digest_of(const std::optional<FloatTensor>& tensor) {
 std::string fingerprint(const Request& request, const Settings& settings,
                         const EngineOptions& options) {
   std::string text = settings_json(request, settings).dump();
-  for (const std::string& part : {options.attention, std::string(name_of(options.dtype)),
-                                  options.device, options.guardrail}) {
-    text += concat(" ", part.size(), ":", part);
-  }
-  text += concat(" mesh ", options.tp_degree, " ", options.cp_degree, " ", options.cfg_degree);
-  for (const LoraFile& lora : options.lora)
-    text += concat(" lora ", lora.file.string(), " ", lora.scale);
+  text += fields_json(options).dump();
   text += concat(" image ", digest_of(request.image), " video ", digest_of(request.video),
-                 " latents ", digest_of(request.latents), " tiling ", request.vae_tiling);
+                 " latents ", digest_of(request.latents));
   if (request.action) text += " actions " + digest_of(request.action->raw_actions);
   if (request.transfer) {
     for (const Control& control : request.transfer->controls)

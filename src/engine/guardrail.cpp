@@ -29,6 +29,12 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxAnswer = 1 << 20;
 constexpr int kPollMilliseconds = 50;
 
+// What goes wrong here leaves no verdict.
+template <typename... Parts>
+void check(bool good, const Parts&... sentence) {
+  require(good, ErrorKind::guardrail, sentence...);
+}
+
 // A descriptor, closed with its owner.
 class Descriptor {
  public:
@@ -50,15 +56,15 @@ class Descriptor {
 Descriptor input_file(std::initializer_list<std::string_view> parts) {
   std::string path = (std::filesystem::temp_directory_path() / "orrery-guardrail-XXXXXX").string();
   Descriptor file(mkostemp(path.data(), O_CLOEXEC));
-  require(file.get() >= 0, ErrorKind::not_found, "guardrail: cannot make a temporary file in ",
-          std::filesystem::temp_directory_path().string(), ": ", std::strerror(errno));
+  check(file.get() >= 0, "guardrail: cannot make a temporary file in ",
+        std::filesystem::temp_directory_path().string(), ": ", std::strerror(errno));
   unlink(path.c_str());
   for (std::string_view part : parts) {
     while (!part.empty()) {
       const ssize_t n = write(file.get(), part.data(), part.size());
       if (n < 0 && errno == EINTR) continue;
-      require(n > 0,
-              "guardrail: cannot write the temporary file for the command: ", std::strerror(errno));
+      check(n > 0,
+            "guardrail: cannot write the temporary file for the command: ", std::strerror(errno));
       part.remove_prefix(static_cast<size_t>(n));
     }
   }
@@ -86,7 +92,7 @@ class Child {
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attributes);
     if (error != 0) pid_ = -1;
-    require(error == 0, "guardrail: cannot start /bin/sh: ", std::strerror(error));
+    check(error == 0, "guardrail: cannot start /bin/sh: ", std::strerror(error));
   }
   ~Child() {
     if (pid_ <= 0) return;
@@ -117,8 +123,8 @@ std::string excerpt(const std::string& text) {
 std::string answer_of(const std::string& command, const char* stage, const Descriptor& input,
                       double timeout, const Guardrail::Waiting& waiting) {
   std::array<int, 2> ends{};
-  require(pipe2(ends.data(), O_CLOEXEC) == 0,
-          "guardrail: cannot make a pipe: ", std::strerror(errno));
+  check(pipe2(ends.data(), O_CLOEXEC) == 0,
+        "guardrail: cannot make a pipe: ", std::strerror(errno));
   Descriptor from(ends[0]), to(ends[1]);
   Child child(command, stage, input.get(), to.get());
   to.close();
@@ -128,9 +134,9 @@ std::string answer_of(const std::string& command, const char* stage, const Descr
   for (bool open = true; open || !child.has_ended();) {
     waiting();
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    require(elapsed < timeout, "guardrail: the command gave no verdict on the ", stage, " within ",
-            timeout, " seconds; that is no approval. Raise --guardrail-timeout or mend \"", command,
-            "\"");
+    check(elapsed < timeout, "guardrail: the command gave no verdict on the ", stage, " within ",
+          timeout, " seconds; that is no approval. Raise --guardrail-timeout or mend \"", command,
+          "\"");
     if (!open) {
       poll(nullptr, 0, kPollMilliseconds);
       continue;
@@ -142,14 +148,14 @@ std::string answer_of(const std::string& command, const char* stage, const Descr
     if (n < 0 && errno == EINTR) continue;
     open = n > 0;
     if (n > 0) answer.append(buffer.data(), static_cast<size_t>(n));
-    require(answer.size() <= kMaxAnswer, "guardrail: the command's answer on the ", stage,
-            " is longer than ", kMaxAnswer, " bytes; that is no verdict");
+    check(answer.size() <= kMaxAnswer, "guardrail: the command's answer on the ", stage,
+          " is longer than ", kMaxAnswer, " bytes; that is no verdict");
   }
   const int status = child.status();
-  require(!WIFSIGNALED(status), "guardrail: the command ended by signal ", WTERMSIG(status),
-          " on the ", stage, "; that is no approval (\"", command, "\")");
-  require(WEXITSTATUS(status) == 0, "guardrail: the command ended with status ",
-          WEXITSTATUS(status), " on the ", stage, "; that is no approval (\"", command, "\")");
+  check(!WIFSIGNALED(status), "guardrail: the command ended by signal ", WTERMSIG(status),
+        " on the ", stage, "; that is no approval (\"", command, "\")");
+  check(WEXITSTATUS(status) == 0, "guardrail: the command ended with status ", WEXITSTATUS(status),
+        " on the ", stage, "; that is no approval (\"", command, "\")");
   return answer;
 }
 
@@ -161,15 +167,15 @@ void require_approval(const std::string& answer, const char* stage) {
     if (const Json* text = json.find("reason"); text != nullptr && text->is_string())
       reason = text->as_string();
   } catch (const Error& error) {
-    fail(ErrorKind::invalid_argument, "guardrail: the command's answer on the ", stage,
-         " is no verdict (", error.what(),
+    fail(ErrorKind::guardrail, "guardrail: the command's answer on the ", stage, " is no verdict (",
+         error.what(),
          "); expected {\"verdict\": \"approved\"} or {\"verdict\": \"blocked\"}, got: ",
          excerpt(answer));
   }
   if (verdict == kGuardrailApproved) return;
-  require(verdict == "blocked", "guardrail: the command's verdict on the ", stage, " is \"",
-          excerpt(verdict), "\"; expected approved or blocked");
-  fail(ErrorKind::invalid_argument, "guardrail: the ", stage,
+  check(verdict == "blocked", "guardrail: the command's verdict on the ", stage, " is \"",
+        excerpt(verdict), "\"; expected approved or blocked");
+  fail(ErrorKind::blocked, "guardrail: the ", stage,
        stage == std::string_view("frames") ? " are" : " is", " blocked", reason.empty() ? "" : ": ",
        reason, "; nothing was written");
 }

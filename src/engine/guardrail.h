@@ -30,9 +30,9 @@ class Guardrail {
   Guardrail(std::string command, double timeout_seconds);
 
   bool is_set() const { return !command_.empty(); }
-  // Each throws Error{invalid_argument} when the verdict is "blocked", and likewise when there is
-  // no verdict: the command cannot start, exits with another status than 0, is killed, says
-  // anything else, or takes longer than the timeout. `waiting` is called again and again until the
+  // Each throws Error{blocked} when the verdict is "blocked", and Error{guardrail} when there is no
+  // verdict: the command cannot start, exits with another status than 0, is killed, says anything
+  // else, or takes longer than the timeout. `waiting` is called again and again until the
   // verdict is there; when it throws, the command is ended.
   using Waiting = std::function<void()>;
   void check_prompt(const Request& request, const Waiting& waiting) const;

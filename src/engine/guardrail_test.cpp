@@ -43,10 +43,9 @@ TEST_F(GuardrailTest, ReceivesPromptAndFrames) {
 }
 
 TEST_F(GuardrailTest, BlockedIsAnErrorWithItsReason) {
-  expect_error(ErrorKind::invalid_argument,
-               {"the prompt is blocked", "weapons", "nothing was written"},
+  expect_error(ErrorKind::blocked, {"the prompt is blocked", "weapons", "nothing was written"},
                [&] { prompt(says(R"({"verdict": "blocked", "reason": "weapons"})")); });
-  expect_error(ErrorKind::invalid_argument, {"the frames are blocked"}, [&] {
+  expect_error(ErrorKind::blocked, {"the frames are blocked"}, [&] {
     Guardrail(says(R"({"verdict": "blocked"})"), 30).check_frames(kFrames, 24, [] {});
   });
 }
@@ -69,7 +68,7 @@ TEST_F(GuardrailTest, FailuresAreFailures) {
       {"yes", "longer than"},
   };
   for (const auto& [command, part] : cases) {
-    expect_error(ErrorKind::invalid_argument, {part}, [&, &run = command] { prompt(run); });
+    expect_error(ErrorKind::guardrail, {part}, [&, &run = command] { prompt(run); });
   }
   EXPECT_THROW(Guardrail("true", 0), Error);
 }
@@ -77,11 +76,11 @@ TEST_F(GuardrailTest, FailuresAreFailures) {
 TEST_F(GuardrailTest, ATimeoutIsAFailureAndEndsTheCommand) {
   const auto start = std::chrono::steady_clock::now();
   const std::string late = (scratch_.path() / "late").string();
-  expect_error(ErrorKind::invalid_argument, {"no verdict", "0.3 seconds"},
+  expect_error(ErrorKind::guardrail, {"no verdict", "0.3 seconds"},
                [&] { prompt(script("(sleep 1; touch " + late + ") & sleep 20"), 0.3); });
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
   // So does one that closes its output and goes on.
-  expect_error(ErrorKind::invalid_argument, {"no verdict"}, [&] {
+  expect_error(ErrorKind::guardrail, {"no verdict"}, [&] {
     prompt(script("printf '{\"verdict\": \"approved\"}'; exec >&-; sleep 1.2; :"), 0.3);
   });
   EXPECT_FALSE(std::filesystem::exists(late));

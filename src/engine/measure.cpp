@@ -9,6 +9,7 @@
 #include "engine/clock.h"
 #include "engine/run.h"
 #include "engine/transfer.h"
+#include "model/weight_layout.h"
 
 namespace orrery {
 
@@ -38,112 +39,184 @@ VaeOptions vae_options(DeviceKind device, DType dtype) {
   return options;
 }
 
+bool text_runs_with_first_step(DeviceKind device) { return device != DeviceKind::cpu; }
+
 namespace {
 
-// `denoise` counts every step as the first one. Runs the other layouts too: the arena must hold
-// them, and their steps are counted as they are.
-void count_layouts(Plan::Stage& denoise, DryRunBackend& dry, Run& run,
-                   const AttentionStrategy& strategy, int num_steps) {
-  if (strategy.num_layouts() < 2) return;
-  std::vector<int64_t> steps(static_cast<size_t>(strategy.num_layouts()));
-  for (int i = 0; i < num_steps; ++i)
-    ++steps[static_cast<size_t>(strategy.layout_at(i, num_steps))];
-  const int first = strategy.layout_at(0, num_steps);
-  for (int layout = 0; layout < strategy.num_layouts(); ++layout) {
-    dry.reset_stats();
-    run.exercise(layout);
-    auto calls = static_cast<double>(steps[static_cast<size_t>(layout)]);
-    if (layout == first) calls -= num_steps;
-    for (const auto& [op, stats] : dry.stats()) {
-      denoise.flops += stats.flops * calls;
-      denoise.bytes += stats.bytes * calls;
-    }
+double moved(const OpTable& table) {
+  double bytes = 0;
+  for (const auto& [op, stats] : table) bytes += stats.bytes;
+  return bytes;
+}
+
+// The dry run of one request.
+class DryRequest {
+ public:
+  DryRequest(const Checkpoint& checkpoint, const Settings& settings,
+             const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
+             const Placement& placement);
+  Measured measure();
+
+ private:
+  RunInputs inputs() const { return {settings_, strategy_, ids_, nullptr}; }
+  RunOptions options() const { return {placement_.tiling, &groups_}; }
+  Networks networks() { return {model_, vae_, sound_ ? &*sound_ : nullptr}; }
+  PartSizes place_weights_here();
+  void run_text_beside_first_step();
+  void walk(Run& run);
+  void add(const Stage& stage, int64_t times);
+  void count_layouts(Run& run);
+
+  const Settings& settings_;
+  const AttentionStrategy& strategy_;
+  std::vector<std::vector<int64_t>> ids_;
+  const Placement& placement_;
+  DryRunBackend dry_;
+  Transformer model_;
+  Vae vae_;
+  MeshGroups groups_;
+  std::optional<SoundDecoder> sound_;
+  Arena arena_;
+  Measured out_;
+};
+
+DryRequest::DryRequest(const Checkpoint& checkpoint, const Settings& settings,
+                       const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
+                       const Placement& placement)
+    : settings_(settings),
+      strategy_(strategy),
+      ids_(std::move(ids)),
+      placement_(placement),
+      dry_(placement.device, placement.fuses_weights),
+      model_(dry_, checkpoint.transformer, placement.dtype),
+      vae_(dry_, checkpoint.vae, vae_options(placement.device, placement.dtype)),
+      groups_(make_absent_groups(placement.mesh, placement.rank)),
+      arena_(Arena::measuring(dry_.device())) {
+  if (checkpoint.makes_sound()) sound_.emplace(dry_, *checkpoint.sound);
+}
+
+// Gives the weights addresses and returns what they take.
+PartSizes DryRequest::place_weights_here() {
+  // Checkpoints hold bf16, which the CPU reads as it is.
+  const DType held = placement_.device == DeviceKind::cpu ? DType::bf16 : placement_.dtype;
+  const Shard shard{groups_.place().tp, groups_.mesh.tp, nullptr};
+  place_weights(
+      dry_, [&](WeightVisitor& v) { model_.visit_und(v), model_.visit_gen(v); }, held, shard);
+  place_weights(
+      dry_, [&](WeightVisitor& v) { vae_.visit(v); }, held);
+  if (sound_) {
+    place_weights(
+        dry_, [&](WeightVisitor& v) { sound_->visit(v); }, SoundDecoder::kWeightType);
   }
+  return part_sizes({model_, vae_, sound_ ? &*sound_ : nullptr},
+                    {held, shard, placement_.fuses_weights}, held);
+}
+
+// For its memory; its work is counted with the prompt and with a step.
+void DryRequest::run_text_beside_first_step() {
+  RunOptions beside = options();
+  beside.text_with_first_step = true;
+  Run run(networks(), arena_, inputs(), beside);
+  for (const Stage& stage : stages_of(settings_)) {
+    if (stage.kind == StageKind::denoise) return run.perform(stage.unit(0));
+    run.perform(stage);
+  }
+}
+
+// What the dry run has just done, so many times, to the stage's sums.
+void DryRequest::add(const Stage& stage, int64_t times) {
+  auto& stages = out_.plan.stages;
+  const std::string_view name = name_of(stage.kind);
+  auto entry = std::find_if(stages.begin(), stages.end(),
+                            [&](const Plan::Stage& s) { return s.name == name; });
+  if (entry == stages.end()) {
+    stages.emplace_back().name = name;
+    entry = stages.end() - 1;
+  }
+  entry->calls += times;
+  for (const auto& [op, stats] : dry_.stats()) {
+    entry->flops += stats.flops * static_cast<double>(times);
+    entry->bytes += stats.bytes * static_cast<double>(times);
+  }
+}
+
+// Every stage of the first chunk once, and of the second, which stands for all later ones.
+void DryRequest::walk(Run& run) {
+  const RunHooks frames{{}, [](const uint8_t*, int64_t) {}, {}};
+  for (const Stage& stage : stages_of(settings_)) {
+    if (stage.chunk > 1 && stage.kind != StageKind::sound) continue;
+    const int64_t chunks = stage.chunk == 0 ? 1 : settings_.chunks() - 1;
+    dry_.reset_stats();
+    if (stage.kind == StageKind::denoise) {
+      run.perform(stage.unit(0));
+      add(stage, chunks * stage.count);
+      if (stage.chunk == 0) count_layouts(run);
+      continue;
+    }
+    run.perform(stage, frames);
+    add(stage, stage.kind == StageKind::sound ? 1 : chunks);
+    const double flops = total_flops(dry_.stats());
+    if (flops > 0) out_.costs.unit_flops[stage.kind] = flops / static_cast<double>(stage.count);
+  }
+}
+
+// So far a step counts as one of the first step's layout. Runs the other layouts too: the arena
+// must hold them, and their steps are counted as they are.
+void DryRequest::count_layouts(Run& run) {
+  const double first_step = total_flops(dry_.stats());
+  const int layouts = strategy_.num_layouts(), steps = settings_.schedule.num_steps();
+  out_.costs.step_flops.assign(static_cast<size_t>(layouts), first_step);
+  if (layouts < 2) return;
+  std::vector<double> flops, bytes;
+  for (int layout = 0; layout < layouts; ++layout) {
+    dry_.reset_stats();
+    run.exercise(layout);
+    flops.push_back(total_flops(dry_.stats()));
+    bytes.push_back(moved(dry_.stats()));
+  }
+  const auto first = static_cast<size_t>(strategy_.layout_at(0, steps));
+  Plan::Stage& denoise = out_.plan.stages.back();
+  const auto chunks = static_cast<double>(settings_.chunks());
+  for (int layout = 0; layout < layouts; ++layout) {
+    const auto l = static_cast<size_t>(layout);
+    out_.costs.step_flops[l] += flops[l] - flops[first];
+  }
+  for (int i = 0; i < steps; ++i) {
+    const auto l = static_cast<size_t>(strategy_.layout_at(i, steps));
+    denoise.flops += chunks * (flops[l] - flops[first]);
+    denoise.bytes += chunks * (bytes[l] - bytes[first]);
+  }
+}
+
+Measured DryRequest::measure() {
+  Plan& plan = out_.plan;
+  const PartSizes sizes = place_weights_here();
+  if (text_runs_with_first_step(placement_.device)) run_text_beside_first_step();
+  Run run(networks(), arena_, inputs(), options());
+  walk(run);
+  plan.activation_bytes = static_cast<int64_t>(arena_.peak());
+  plan.state_bytes = static_cast<int64_t>(dry_.peak_allocated());
+  const int64_t beside = plan.activation_bytes + plan.state_bytes;
+  plan.text_stays = keeps_text(placement_.resident, sizes, placement_.offload, placement_.device,
+                               beside, placement_.budget);
+  const Footprint weights =
+      footprint_of(sizes, placement_.offload, placement_.device, plan.text_stays);
+  plan.weight_bytes = sizes.all();
+  plan.resident_weight_bytes = weights.resident;
+  plan.pinned_bytes = weights.pinned;
+  plan.peak_bytes = weights.most() + beside;
+  plan.tokens = run.attention().sequence().size();
+  plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
+  plan.ranks = placement_.mesh.world();
+  return std::move(out_);
 }
 
 }  // namespace
 
-Plan measure(const Checkpoint& checkpoint, const Settings& settings,
-             const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
-             const Placement& placement) {
-  DryRunBackend dry(placement.device, placement.fuses_weights);
-  Transformer model(dry, checkpoint.transformer, placement.dtype);
-  Vae autoencoder(dry, checkpoint.vae, vae_options(placement.device, placement.dtype));
-  const MeshGroups groups = make_absent_groups(placement.mesh, placement.rank);
-  // Checkpoints hold bf16, which the CPU reads as it is.
-  const DType held = placement.device == DeviceKind::cpu ? DType::bf16 : placement.dtype;
-  const Shard shard{groups.place().tp, groups.mesh.tp, nullptr};
-  place_weights(
-      dry, [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, held, shard);
-  place_weights(
-      dry, [&](WeightVisitor& v) { autoencoder.visit(v); }, held);
-  std::optional<SoundDecoder> sound;
-  if (checkpoint.makes_sound()) {
-    sound.emplace(dry, *checkpoint.sound);
-    place_weights(
-        dry, [&](WeightVisitor& v) { sound->visit(v); }, SoundDecoder::kWeightType);
-  }
-  const auto dtype_of = [&](const std::string&) { return held; };
-  const PartSizes sizes =
-      part_sizes({model, autoencoder, sound ? &*sound : nullptr}, dtype_of, dtype_of, shard);
-  const Footprint weights = footprint_of(sizes, placement.offload, placement.device);
-  Plan plan;
-  plan.weight_bytes = sizes.all();
-  plan.resident_weight_bytes = weights.resident;
-  plan.pinned_bytes = weights.pinned;
-
-  Arena arena = Arena::measuring(dry.device());
-  Run run({model, autoencoder, sound ? &*sound : nullptr}, arena, settings, strategy,
-          std::move(ids), placement.tiling, &groups);
-  const auto stage = [&](const char* name, int64_t calls, const auto& body) {
-    dry.reset_stats();
-    body();
-    Plan::Stage measured;
-    measured.name = name;
-    measured.calls = calls;
-    for (const auto& [op, stats] : dry.stats()) {
-      measured.flops += stats.flops * static_cast<double>(calls);
-      measured.bytes += stats.bytes * static_cast<double>(calls);
-    }
-    plan.stages.push_back(measured);
-  };
-  stage("prompt", 1, [&] { run.prefill(); });
-  const int64_t chunks = settings.chunks();
-  const bool encodes = settings.conditioning.encoded_frames > 0;
-  if (settings.transfer) {
-    const size_t controls = settings.transfer->hints.size();
-    stage("encode", chunks, [&] {
-      for (size_t i = 0; i < controls; ++i) run.encode_control(i, {});
-      // The chunk that keeps more frames decides.
-      Conditioning most = settings.conditioning;
-      for (int64_t c = 0; c < std::min<int64_t>(chunks, 2); ++c) {
-        Conditioning other = chunk_conditioning(settings, c, checkpoint.vae);
-        if (other.encoded_frames > most.encoded_frames) most = std::move(other);
-      }
-      run.condition(std::move(most));
-      run.encode({});
-    });
-  } else if (encodes) {
-    stage("encode", 1, [&] { run.encode({}); });
-  }
-  if (Run::text_on(placement.device) == Run::Text::with_first_step) {
-    // For its memory; its work is counted with the prompt and with a step.
-    run.prefill(Run::Text::with_first_step);
-    run.start(nullptr, NoiseType::fp32, {});
-    run.step(0, nullptr);
-  }
-  stage("start", chunks, [&] { run.start(nullptr, NoiseType::fp32, {}); });
-  stage("denoise", chunks * settings.schedule.num_steps(), [&] { run.step(0, nullptr); });
-  count_layouts(plan.stages.back(), dry, run, strategy, settings.schedule.num_steps());
-  stage("decode", chunks, [&] { run.decode([](const FrameGroup&) {}); });
-  if (settings.sound_frames > 0) stage("sound", 1, [&] { run.decode_sound(); });
-  plan.activation_bytes = static_cast<int64_t>(arena.peak());
-  plan.state_bytes = static_cast<int64_t>(dry.peak_allocated());
-  plan.peak_bytes = weights.most() + plan.activation_bytes + plan.state_bytes;
-  plan.tokens = run.attention().sequence().size();
-  plan.text_tokens = static_cast<int64_t>(run.branches().front().ids.size());
-  plan.ranks = placement.mesh.world();
-  return plan;
+Measured measure(const Checkpoint& checkpoint, const Settings& settings,
+                 const AttentionStrategy& strategy, std::vector<std::vector<int64_t>> ids,
+                 const Placement& placement) {
+  return DryRequest(checkpoint, settings, strategy, std::move(ids), placement).measure();
 }
 
 namespace {

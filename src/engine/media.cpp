@@ -6,7 +6,6 @@
 #include <cctype>
 #include <cmath>
 #include <fstream>
-#include <iterator>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -14,37 +13,10 @@
 #include "io/safetensors.h"
 #include "io/video.h"
 #include "io/wav.h"
-#include "text/python_json.h"
 
 namespace orrery {
 
 namespace fs = std::filesystem;
-
-void load_prompt(const fs::path& file, Request& request) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good(), ErrorKind::not_found, file.string(), ": cannot open the file");
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const bool is_json = file.extension() == ".json";
-  if (is_json) {
-    const Json json = Json::parse(text, file.string());
-    require(json.is_object() || json.is_string(), file.string(),
-            ": expected a JSON object or string");
-    if (json.is_string()) {
-      request.prompt = json.as_string();
-      return;
-    }
-    if (const Json* prompt = json.find("prompt")) {
-      request.prompt = prompt->is_string() ? prompt->as_string() : python_json(*prompt);
-      if (const Json* negative = json.find("negative_prompt")) {
-        request.negative_prompt =
-            negative->is_string() ? negative->as_string() : python_json(*negative);
-      }
-      return;
-    }
-  }
-  request.prompt = std::move(text);
-}
 
 Frames load_image(const fs::path& file) {
   Image image = read_image(file);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "engine/clock.h"
+#include "model/weights.h"
 
 namespace orrery {
 
@@ -17,12 +18,9 @@ Offload offload_on(DeviceKind device, Offload asked) {
   return device == DeviceKind::cpu ? Offload::none : asked;
 }
 
-PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_dtype,
-                     const DTypeOf& vae_dtype, const Shard& shard) {
+PartSizes part_sizes(const ModelNetworks& networks, const LayoutRules& rules, const HoldRule& vae) {
   Transformer& transformer = networks.transformer;
-  const auto bytes = [&](const VisitFunction& visit) {
-    return block_bytes(visit, transformer_dtype, shard);
-  };
+  const auto bytes = [&](const VisitFunction& visit) { return weight_bytes(visit, rules); };
   PartSizes sizes;
   sizes.num_layers = static_cast<int>(transformer.config().num_hidden_layers);
   const auto tower = [&](Tower which, int64_t& all, int64_t& ends, int64_t& layer) {
@@ -35,17 +33,19 @@ PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_d
   };
   tower(Tower::und, sizes.text, sizes.text_ends, sizes.text_layer);
   tower(Tower::gen, sizes.generation, sizes.generation_ends, sizes.generation_layer);
-  sizes.vae = block_bytes([&](WeightVisitor& v) { networks.vae.visit(v); }, vae_dtype, {});
+  const auto whole = [&](const HoldRule& hold) { return LayoutRules{hold, {}, rules.fuses}; };
+  sizes.vae = weight_bytes([&](WeightVisitor& v) { networks.vae.visit(v); }, whole(vae));
   if (networks.sound != nullptr) {
-    const auto f32 = [](const std::string&) { return SoundDecoder::kWeightType; };
-    sizes.sound = block_bytes([&](WeightVisitor& v) { networks.sound->visit(v); }, f32, {});
+    sizes.sound = weight_bytes([&](WeightVisitor& v) { networks.sound->visit(v); },
+                               whole(SoundDecoder::kWeightType));
   }
   return sizes;
 }
 
 int64_t Footprint::most() const { return std::max({resident, denoise, decode}); }
 
-Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device) {
+Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device,
+                       bool text_stays) {
   Footprint out;
   if (device == DeviceKind::cpu) {
     out.resident = out.denoise = out.decode = sizes.all();
@@ -60,10 +60,19 @@ Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind devic
     out.resident += turning + sizes.vae;
     out.pinned = sizes.generation - sizes.generation_ends;
   }
-  // The text tower, a layer at a time, runs beside the first step; its embedding stays in the file.
-  out.denoise = out.resident + sizes.text_layer + (goes ? sizes.generation : 0);
+  // The text tower runs beside the first step; its embedding stays in the file.
+  if (text_stays) out.resident += sizes.text_layers();
+  out.denoise = out.resident + (text_stays ? 0 : sizes.text_layer) + (goes ? sizes.generation : 0);
   out.decode = out.resident + (goes ? sizes.vae : 0);
   return out;
+}
+
+bool keeps_text(Resident resident, const PartSizes& sizes, Offload offload, DeviceKind device,
+                int64_t beside, int64_t budget) {
+  if (device == DeviceKind::cpu || resident != Resident::automatic)
+    return device != DeviceKind::cpu && resident == Resident::on;
+  return offload == Offload::none &&
+         footprint_of(sizes, offload, device, true).most() + beside <= budget;
 }
 
 ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
@@ -87,18 +96,21 @@ ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
     options_.transformer.adapt = [this](const std::string& name, const View& stored) {
       return adapters_->merged(name, stored, networks_.transformer.dtype());
     };
+    options_.transformer.adapted_type = [this](const std::string& name, DType stored) {
+      return adapters_->merged_type(name, stored, networks_.transformer.dtype());
+    };
   }
-  sizes_ = part_sizes(
-      networks_,
-      [&](const std::string& name) {
-        return held_type(transformer_files_, options_.transformer, name);
-      },
-      [&](const std::string& name) { return held_type(vae_files_, options_.vae, name); },
-      options_.transformer.shard);
-  footprint_ = footprint_of(sizes_, options_.offload, backend.device());
+  sizes_ = part_sizes(networks_,
+                      {hold_rule(transformer_files_, options_.transformer),
+                       options_.transformer.shard, backend.fuses_weights()},
+                      hold_rule(vae_files_, options_.vae));
+  footprint_ = footprint_of(sizes_, options_.offload, backend.device(), options_.text_stays);
   require_room();
   for (Part part : {Part::text, Part::generation, Part::vae, Part::sound}) {
-    if (stays(part) && (part != Part::sound || networks_.sound != nullptr)) load(part);
+    // The text tower comes with the first prompt, whose layers run while the next ones are brought.
+    const bool waits = part == Part::text && backend.device() != DeviceKind::cpu;
+    if (stays(part) && !waits && (part != Part::sound || networks_.sound != nullptr))
+      load(part, {});
   }
 }
 
@@ -138,11 +150,28 @@ void ModelWeights::require_room() const {
 
 bool ModelWeights::stays(Part part) const {
   if (backend_.device() == DeviceKind::cpu || part == Part::sound) return true;
-  return part != Part::text && options_.offload != Offload::model;
+  return part == Part::text ? options_.text_stays : options_.offload != Offload::model;
 }
 
-void ModelWeights::bring(Part part) {
-  if (!has(part)) load(part);
+void ModelWeights::keep_text(bool stays) {
+  if (stays == options_.text_stays || backend_.device() == DeviceKind::cpu) return;
+  options_.text_stays = stays;
+  if (!stays) take_away(Part::text);
+  footprint_ = footprint_of(sizes_, options_.offload, backend_.device(), stays);
+}
+
+int64_t ModelWeights::freed_by(bool text_stays) const {
+  const bool is_there = options_.text_stays && has(Part::text);
+  if (backend_.device() == DeviceKind::cpu || is_there == text_stays) return 0;
+  return is_there ? sizes_.text_layers() : -sizes_.text_layers();
+}
+
+int64_t ModelWeights::resident_bytes() const {
+  return footprint_.resident + freed_by(options_.text_stays);
+}
+
+void ModelWeights::bring(Part part, const Pause& pause) {
+  if (!has(part)) load(part, pause);
 }
 
 void ModelWeights::take_away(Part part) {
@@ -164,7 +193,17 @@ WeightStore ModelWeights::fill(const Safetensors& files, const VisitFunction& vi
   return store;
 }
 
-void ModelWeights::load(Part part) {
+// As Transformer::visit_und() and visit_gen() do.
+void ModelWeights::visit_tower(Tower tower, WeightVisitor& visitor, const Pause& pause) {
+  if (tower == Tower::und) networks_.transformer.visit_ends(tower, visitor);
+  for (int i = 0; i < sizes_.num_layers; ++i) {
+    if (pause) pause();
+    networks_.transformer.visit_layer(tower, i, visitor);
+  }
+  if (tower == Tower::gen) networks_.transformer.visit_ends(tower, visitor);
+}
+
+void ModelWeights::load(Part part, const Pause& pause) {
   const auto start = Clock::now();
   Place& place = places_[static_cast<size_t>(part)];
   const LoadOptions& of = options_.transformer;
@@ -183,21 +222,18 @@ void ModelWeights::load(Part part) {
       place.store = fill(
           transformer_files_, [&](WeightVisitor& v) { networks_.transformer.visit_ends(tower, v); },
           of);
-      place.layers = part == Part::text
-                         ? LayerStream::mapped(backend_, sizes_.num_layers, layers_of(tower),
-                                               transformer_files_, of)
-                         : LayerStream::pinned(backend_, sizes_.num_layers, layers_of(tower),
-                                               transformer_files_, of);
+      place.layers =
+          part == Part::text
+              ? LayerStream::mapped(
+                    backend_, sizes_.num_layers, layers_of(tower), transformer_files_, of,
+                    options_.text_stays ? LayerStream::Keep::all : LayerStream::Keep::one)
+              : LayerStream::pinned(backend_, sizes_.num_layers, layers_of(tower),
+                                    transformer_files_, of);
       load_time_.bytes += place.layers->host_bytes();
       networks_.transformer.set_stream(tower, place.layers.get());
     } else {
       place.store = fill(
-          transformer_files_,
-          [&](WeightVisitor& v) {
-            tower == Tower::und ? networks_.transformer.visit_und(v)
-                                : networks_.transformer.visit_gen(v);
-          },
-          of);
+          transformer_files_, [&](WeightVisitor& v) { visit_tower(tower, v, pause); }, of);
     }
   }
   backend_.synchronize();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
+#include "model/weights.h"
 #include "orrery/engine.h"
 
 namespace orrery {
@@ -31,6 +33,7 @@ struct PartSizes {
   int64_t sound = 0;  // 0 without a sound decoder
   int num_layers = 0;
   int64_t all() const { return text + generation + vae + sound; }
+  int64_t text_layers() const { return text - text_ends; }  // what of the text tower can stay
 };
 // The networks of a model; what holds them outlives what is given this.
 struct ModelNetworks {
@@ -38,9 +41,8 @@ struct ModelNetworks {
   Vae& vae;
   SoundDecoder* sound = nullptr;  // null when the model makes no sound
 };
-using DTypeOf = std::function<DType(const std::string& name)>;
-PartSizes part_sizes(const ModelNetworks& networks, const DTypeOf& transformer_dtype,
-                     const DTypeOf& vae_dtype, const Shard& shard = {});
+PartSizes part_sizes(const ModelNetworks& networks, const LayoutRules& transformer,
+                     const HoldRule& vae);
 
 // Bytes of weights in the memory of the device (on the CPU: the host's).
 struct Footprint {
@@ -49,7 +51,12 @@ struct Footprint {
   int64_t pinned = 0;               // host memory beside the mapping
   int64_t most() const;
 };
-Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device);
+Footprint footprint_of(const PartSizes& sizes, Offload offload, DeviceKind device,
+                       bool text_stays = false);
+// Whether the text tower stays while a request needs `beside` bytes beside the weights and `budget`
+// bytes hold both.
+bool keeps_text(Resident resident, const PartSizes& sizes, Offload offload, DeviceKind device,
+                int64_t beside, int64_t budget);
 
 enum class Part : uint8_t { text, generation, vae, sound };
 
@@ -57,6 +64,7 @@ class ModelWeights {
  public:
   struct Options {
     Offload offload = Offload::none;
+    bool text_stays = false;
     LoadOptions transformer, vae;
     bool check_sound = true;  // for values that are not finite
     std::vector<LoraAdapters::Source> lora;
@@ -70,10 +78,15 @@ class ModelWeights {
 
   // Whether a part is in place now.
   bool has(Part part) const { return places_[static_cast<size_t>(part)].present; }
+  // Called between layers that are loaded. May throw: nothing has been brought then.
+  using Pause = std::function<void()>;
   // A part is in place while a Use of it lives. Parts in use at once need room at once.
   class Use {
    public:
-    Use(ModelWeights& weights, Part part) : weights_(weights), part_(part) { weights.bring(part); }
+    Use(ModelWeights& weights, Part part, const Pause& pause = {})
+        : weights_(weights), part_(part) {
+      weights.bring(part, pause);
+    }
     ~Use() { weights_.take_away(part_); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -94,14 +107,21 @@ class ModelWeights {
   const LoadTime& load_time() const { return load_time_; }
   const PartSizes& sizes() const { return sizes_; }
   const Footprint& footprint() const { return footprint_; }
+  // From now on; a text tower that no longer stays goes at once. Between requests only.
+  void keep_text(bool stays);
+  // Bytes on the device that keep_text(stays) frees; negative where the next prompt takes them.
+  int64_t freed_by(bool text_stays) const;
+  // Bytes that are on the device between requests, now.
+  int64_t resident_bytes() const;
   // Sentences about values that look damaged, and about what is slower than it should be.
   std::vector<std::string> notices() const;
 
  private:
-  void bring(Part part);
+  void bring(Part part, const Pause& pause);
   void take_away(Part part);
   bool stays(Part part) const;
-  void load(Part part);
+  void load(Part part, const Pause& pause);
+  void visit_tower(Tower tower, WeightVisitor& visitor, const Pause& pause);
   void check_sound(const ModelFolder& model);
   void note(std::vector<std::string> unlikely);
   void require_room() const;

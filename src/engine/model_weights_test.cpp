@@ -18,8 +18,7 @@ PartSizes sizes_of(const char* config, const Shard& shard = {}) {
   DryRunBackend dry(DeviceKind::cuda, true);
   Transformer transformer(dry, TransformerConfig::from_json(preset.transformer), DType::bf16);
   Vae vae(dry, VaeConfig::from_json(preset.vae), {});
-  const auto bf16 = [](const std::string&) { return DType::bf16; };
-  return part_sizes({transformer, vae}, bf16, bf16, shard);
+  return part_sizes({transformer, vae}, {DType::bf16, shard, true}, DType::bf16);
 }
 
 // One layer of Super: (64 + 2 * 8) heads of 128 in, 64 out, three MLP matrices, two norms of the
@@ -77,7 +76,7 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
     const size_t before = dry.allocated();
     ModelWeights::Options options;
     options.offload = offload;
-    options.transformer.dtype = options.vae.dtype = DType::bf16;
+    options.transformer.hold = options.vae.hold = DType::bf16;
     options.transformer.ignored = Transformer::is_unused;
     ModelWeights weights(dry, {transformer, vae}, open_model_folder(model), options);
     for (Part part : {Part::text, Part::generation, Part::vae}) {
@@ -90,6 +89,73 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
     EXPECT_LE(static_cast<int64_t>(peak), weights.footprint().most());
   }
   EXPECT_LT(peaks[static_cast<size_t>(Offload::layer)], peaks[static_cast<size_t>(Offload::none)]);
+}
+
+// The text tower stays when it fits beside what a request needs, to the byte; with an offload only
+// when that is asked for; on the CPU there is nothing to decide.
+TEST(ModelWeights, TheTextTowerStaysWhereItFits) {
+  const PartSizes s = sizes_of("nano");
+  const int64_t beside = int64_t{7} << 30;
+  const int64_t whole = s.generation + s.vae + s.text_layers() + beside;
+  const auto keeps = [&](Resident resident, Offload offload, int64_t budget,
+                         DeviceKind device = DeviceKind::cuda) {
+    return keeps_text(resident, s, offload, device, beside, budget);
+  };
+  EXPECT_TRUE(keeps(Resident::automatic, Offload::none, whole));
+  EXPECT_FALSE(keeps(Resident::automatic, Offload::none, whole - 1));
+  EXPECT_FALSE(keeps(Resident::automatic, Offload::model, whole));
+  EXPECT_FALSE(keeps(Resident::automatic, Offload::layer, whole));
+  EXPECT_TRUE(keeps(Resident::on, Offload::layer, 0));
+  EXPECT_FALSE(keeps(Resident::off, Offload::none, whole));
+  EXPECT_FALSE(keeps(Resident::on, Offload::none, whole, DeviceKind::cpu));
+
+  const Footprint kept = footprint_of(s, Offload::none, DeviceKind::cuda, true);
+  EXPECT_EQ(kept.resident, s.generation + s.vae + s.text_layers());
+  EXPECT_EQ(kept.most(), kept.resident);
+}
+
+// What stays is brought once: a second prompt uploads nothing and finds the memory as it was. When
+// it must make room it goes at once, and comes back by itself.
+TEST(ModelWeights, AResidentTextTowerIsBroughtOnce) {
+  const std::filesystem::path model = source_dir() / "models/cosmos3-pico";
+  DryRunBackend dry(DeviceKind::cuda, true);
+  Transformer transformer(
+      dry, TransformerConfig::from_json(Json::load(model / "transformer/config.json")),
+      DType::bf16);
+  Vae vae(dry, VaeConfig::from_json(Json::load(model / "vae/config.json")), {});
+  const auto before = static_cast<int64_t>(dry.allocated());
+  ModelWeights::Options options;
+  options.transformer.hold = options.vae.hold = DType::bf16;
+  options.transformer.ignored = Transformer::is_unused;
+  ModelWeights weights(dry, {transformer, vae}, open_model_folder(model), options);
+  const auto held = [&] { return static_cast<int64_t>(dry.allocated()) - before; };
+  // A prompt; the bytes it uploads.
+  const auto prompt = [&] {
+    dry.reset_stats();
+    const ModelWeights::Use text(weights, Part::text);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int64_t i = 0; i < transformer.config().num_hidden_layers; ++i)
+        transformer.bring_layer(Tower::und, static_cast<int>(i));
+    }
+    const auto uploads = dry.stats().find("upload");
+    return uploads == dry.stats().end() ? 0.0 : uploads->second.bytes;
+  };
+  const int64_t without = held();
+  EXPECT_EQ(without, weights.resident_bytes());
+  const double twice = prompt();
+  EXPECT_EQ(held(), without);
+
+  weights.keep_text(true);
+  EXPECT_EQ(weights.resident_bytes(), without);  // it comes with the next prompt
+  EXPECT_EQ(prompt(), twice / 2);
+  EXPECT_EQ(held(), without + weights.sizes().text_layers());
+  EXPECT_EQ(held(), weights.resident_bytes());
+  EXPECT_EQ(weights.resident_bytes(), weights.footprint().resident);
+  EXPECT_EQ(prompt(), 0);
+
+  weights.keep_text(false);
+  EXPECT_EQ(held(), without);
+  EXPECT_EQ(prompt(), twice);
 }
 
 TEST(ModelWeights, TheCpuOffloadsNothing) {

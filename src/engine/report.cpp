@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "engine/request_fields.h"
 #include "engine/transfer.h"
 
 namespace orrery {
@@ -38,20 +39,26 @@ double seconds_since_process_start() {
          ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-Json settings_json(const Request& request, const Settings& s) {
-  Json out = Json::object();
-  out.set("mode", std::string(name_of(s.mode)))
-      .set("prompt", request.prompt)
-      .set("negative_prompt", request.negative_prompt)
-      .set("height", s.height)
-      .set("width", s.width)
-      .set("num_frames", s.frames)
-      .set("fps", s.fps)
-      .set("num_inference_steps", s.schedule.num_steps())
-      .set("guidance_scale", s.guidance_scale)
-      .set("seed", s.seed)
-      .set("rng", std::string(name_of(request.rng)))
-      .set("noise_dtype", std::string(name_of(request.noise_dtype)));
+namespace {
+
+// What was resolved of fields that were not given.
+void set_resolved(Json& out, const Settings& s) {
+  const auto set = [&](const char* name, Json value) {
+    if (!out.has(name)) out.set(name, std::move(value));
+  };
+  set("height", s.height);
+  set("width", s.width);
+  set("num_frames", s.frames);
+  set("fps", s.fps);
+  set("num_inference_steps", s.schedule.num_steps());
+  set("guidance_scale", s.guidance_scale);
+  if (s.transfer) {
+    set("control_guidance", s.transfer->control_guidance);
+    set("num_video_frames_per_chunk", s.transfer->chunk);
+  }
+}
+
+Json sampler_json(const Settings& s) {
   Json sampler = Json::object();
   const bool unipc = s.scheduler.kind == SchedulerConfig::Kind::unipc;
   sampler.set("class", unipc ? "UniPCMultistepScheduler" : "FlowMatchEulerDiscreteScheduler")
@@ -63,55 +70,69 @@ Json settings_json(const Request& request, const Settings& s) {
   Json sigmas = Json::array(), timesteps = Json::array();
   for (float sigma : s.schedule.sigmas) sigmas.push(static_cast<double>(sigma));
   for (float t : s.schedule.timesteps) timesteps.push(static_cast<double>(t));
-  sampler.set("sigmas", std::move(sigmas)).set("timesteps", std::move(timesteps));
-  out.set("scheduler", std::move(sampler));
-  if (request.video || s.transfer) out.set("video_fit", std::string(name_of(request.video_fit)));
-  if (s.action) {
-    out.set("action", Json::object()
-                          .set("mode", std::string(name_of(request.action->mode)))
-                          .set("chunk_size", s.action->chunk)
-                          .set("domain_name", request.action->domain_name)
-                          .set("view_point", std::string(name_of(request.action->view_point)))
-                          .set("resolution_tier", request.action->resolution_tier));
+  return sampler.set("sigmas", std::move(sigmas)).set("timesteps", std::move(timesteps));
+}
+
+// What follows from the fields of structural control.
+Json transfer_json(const Request& request, const TransferSettings& t) {
+  Json controls = Json::array();
+  for (size_t i = 0; i < t.hints.size(); ++i) {
+    Json control = Json::object().set("hint", t.hints[i]);
+    if (!t.weights.empty()) control.set("weight", static_cast<double>(t.weights[i]));
+    const Control& given = request.transfer->controls[t.order[i]];
+    if (given.video.count == 0) control.set("computed", std::string(name_of(preset_of(given))));
+    controls.push(std::move(control));
   }
-  if (s.transfer) {
-    const TransferSettings& t = *s.transfer;
-    Json controls = Json::array();
-    for (size_t i = 0; i < t.hints.size(); ++i) {
-      Json control = Json::object().set("hint", t.hints[i]);
-      if (!t.weights.empty()) control.set("weight", static_cast<double>(t.weights[i]));
-      const Control& given = request.transfer->controls[t.order[i]];
-      if (given.video.count == 0) control.set("computed", std::string(name_of(preset_of(given))));
-      controls.push(std::move(control));
-    }
-    Json transfer = Json::object();
-    transfer.set("controls", std::move(controls))
-        .set("attention", t.weights.empty() ? "joint" : "weighted")
-        .set("emphasize_control_in_prompt", request.transfer->emphasize_control_in_prompt)
-        .set("chunk_noise", std::string(name_of(request.transfer->chunk_noise)))
-        .set("control_guidance", t.control_guidance)
-        .set("chunk", t.chunk)
-        .set("chunks", t.chunks)
-        .set("stride", t.stride)
-        .set("num_conditional_frames", t.conditional)
-        .set("num_first_chunk_conditional_frames", t.first_conditional);
-    const auto interval = [&](const char* name, const std::optional<TimestepInterval>& given) {
-      if (given) transfer.set(name, Json::array({Json(given->begin), Json(given->end)}));
-    };
-    interval("guidance_interval", request.transfer->guidance_interval);
-    interval("control_guidance_interval", request.transfer->control_guidance_interval);
-    out.set("transfer", std::move(transfer));
+  return Json::object()
+      .set("controls", std::move(controls))
+      .set("chunk", t.chunk)
+      .set("chunks", t.chunks)
+      .set("stride", t.stride);
+}
+
+Json list_of(const std::vector<std::string>& words) {
+  Json list = Json::array();
+  for (const std::string& word : words) list.push(word);
+  return list;
+}
+
+}  // namespace
+
+Json engine_json(const std::filesystem::path& model, const EngineOptions& options) {
+  // Options of where and how fast, and a command that would be shown to who gets the file.
+  const auto left_out = {"threads", "warm_up", "guardrail", "guardrail_timeout", "profile"};
+  const Json untouched = fields_json(EngineOptions{});
+  Json out = Json::object().set("model", model.string());
+  const Json all = fields_json(options);
+  for (const auto& [name, value] : all.members()) {
+    const Json* usual = untouched.find(name);
+    if (std::find(left_out.begin(), left_out.end(), name) != left_out.end()) continue;
+    if (usual == nullptr || usual->dump() != value.dump()) out.set(name, value);
   }
+  // A file may be another one tomorrow.
+  const std::string& attention = options.attention;
+  if (!attention.empty() && attention != "dense" && attention.find('{') == std::string::npos)
+    out.set("attention", Json::load(attention).dump());
+  return out;
+}
+
+Json settings_json(const Request& request, const Settings& s) {
+  Json out = fields_json(request);
+  set_resolved(out, s);
+  out.set("given", list_of(given_fields(request)))
+      .set("inputs", inputs_json(request))
+      .set("mode", std::string(name_of(s.mode)))
+      .set("frames", s.frames)
+      .set("scheduler", sampler_json(s));
+  if (s.transfer) out.set("transfer", transfer_json(request, *s.transfer));
   if (s.sound_frames > 0) out.set("sound_latent_frames", s.sound_frames);
-  Json notices = Json::array();
-  for (const std::string& notice : s.notices) notices.push(notice);
-  return out.set("notices", std::move(notices));
+  return out.set("notices", list_of(s.notices));
 }
 
 Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record) {
   Json out = settings_json(request, settings);
-  if (record.noise_type != NoiseType::automatic)
-    out.set("noise_dtype", std::string(name_of(record.noise_type)));
+  if (request.noise_dtype == NoiseType::automatic)
+    out.set("noise_dtype", record.dtype == name_of(DType::bf16) ? "bf16" : "fp32");
   if (!record.lora.empty()) {
     Json adapters = Json::array();
     for (const LoraFile& lora : record.lora) {
@@ -120,7 +141,7 @@ Json metadata_json(const Request& request, const Settings& settings, const RunRe
     }
     out.set("lora", std::move(adapters));
   }
-  return out.set("guardrail", record.guardrail);
+  return out.set("engine", record.engine).set("guardrail", record.guardrail);
 }
 
 namespace {
@@ -204,6 +225,24 @@ std::vector<AttentionUse> attention_use(const std::vector<DispatchRecord>& recor
   return uses;
 }
 
+StageTime Times::stage(std::string_view name) const {
+  StageTime sum;
+  sum.name = name;
+  for (const StageTime& one : stages) {
+    if (one.name != name) continue;
+    sum.seconds += one.seconds;
+    sum.processor_seconds += one.processor_seconds;
+    sum.flops += one.flops;
+  }
+  return sum;
+}
+
+double Times::total_seconds() const {
+  double total = open_seconds;
+  for (const StageTime& stage : stages) total += stage.seconds;
+  return total;
+}
+
 double kept_share(const std::vector<AttentionUse>& uses) {
   double calls = 0, kept = 0;
   for (const AttentionUse& use : uses) {
@@ -244,17 +283,19 @@ Json load_json(const ModelWeights::LoadTime& load) {
 }
 
 Json memory_json(const RunRecord& record) {
+  const MemoryUse& memory = record.memory;
   Json out = Json::object();
   out.set("offload", record.offload)
-      .set("weight_bytes", record.weight_bytes)
-      .set("resident_weight_bytes", record.resident_weight_bytes)
-      .set("pinned_bytes", record.pinned_bytes)
-      .set("arena_bytes", record.arena_bytes)
-      .set("peak_resident_bytes", peak_resident_bytes());
-  if (record.device_memory.total > 0) {
-    out.set("device_peak_bytes", record.device_memory.peak)
-        .set("device_free_bytes", record.device_memory.free)
-        .set("device_total_bytes", record.device_memory.total);
+      .set("weight_bytes", memory.weights)
+      .set("resident_weight_bytes", memory.resident_weights)
+      .set("text_stays", memory.text_stays)
+      .set("pinned_bytes", memory.pinned)
+      .set("arena_bytes", memory.arena)
+      .set("peak_resident_bytes", memory.peak_resident);
+  if (memory.device_total > 0) {
+    out.set("device_peak_bytes", memory.device_peak)
+        .set("device_free_bytes", memory.device_free)
+        .set("device_total_bytes", memory.device_total);
   }
   return out;
 }
@@ -276,25 +317,25 @@ Json report_json(const Request& request, const Settings& settings, const RunReco
                          .set("negative", record.negative_tokens)
                          .set("generation", record.generation_tokens))
       .set("guardrail", record.guardrail);
+  const Times& times = record.times;
   Json stages = Json::array();
-  double total = record.open_seconds;
-  for (const StageTime& stage : record.stages) {
+  for (const StageTime& stage : times.stages) {
     Json entry = Json::object();
     entry.set("name", stage.name)
+        .set("chunk", stage.chunk)
         .set("seconds", stage.seconds)
         .set("processor_seconds", stage.processor_seconds)
         .set("flops", stage.flops);
     if (stage.seconds > 0) entry.set("gflops_per_second", stage.flops / stage.seconds * 1e-9);
     stages.push(std::move(entry));
-    total += stage.seconds;
   }
   Json steps = Json::array();
-  for (double seconds : record.step_seconds) steps.push(seconds);
-  out.set("open_seconds", record.open_seconds)
+  for (double seconds : times.step_seconds) steps.push(seconds);
+  out.set("open_seconds", times.open_seconds)
       .set("stages", std::move(stages))
       .set("step_seconds", std::move(steps))
-      .set("total_seconds", total)
-      .set("first_step_after_start_seconds", record.first_step_seconds)
+      .set("total_seconds", times.total_seconds())
+      .set("first_step_after_start_seconds", times.first_step_after_start_seconds)
       .set("load", load_json(record.load))
       .set("memory", memory_json(record));
   out.set("attention", Json::object()

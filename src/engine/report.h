@@ -14,36 +14,29 @@
 
 namespace orrery {
 
-struct StageTime {
-  std::string name;
-  double seconds = 0;
-  double flops = 0;
-  double processor_seconds = 0;  // of all threads of this process
-};
-
 struct RunRecord {
-  std::vector<StageTime> stages;
-  std::vector<double> step_seconds;
+  Times times;
+  MemoryUse memory;
   OpTable operations;  // of all stages
   int64_t text_tokens = 0, negative_tokens = 0, generation_tokens = 0;
-  int64_t weight_bytes = 0, resident_weight_bytes = 0, pinned_bytes = 0, arena_bytes = 0;
-  MemoryState device_memory;  // at the end; zeros without a device
   std::string offload;
+  bool text_stays = false;
   ModelWeights::LoadTime load;
-  double first_step_seconds = 0;  // from the process's start to the end of the first denoising step
-  double open_seconds = 0;
   Mesh mesh;  // of the ranks that shared the run; all else is of rank 0
   std::string device;
   std::string dtype;
-  NoiseType noise_type = NoiseType::automatic;  // that was drawn; automatic: none
   std::string attention_source;
   Json warm_up;
   std::vector<DispatchRecord> dispatch;
   std::vector<std::string> evaluations;  // names, by the index in `dispatch`
   std::vector<LoraFile> lora;
+  Json engine;            // engine_json() of the run
   std::string guardrail;  // verdict, as guardrail.h words it
 };
 
+// What a run can be repeated from: the model's folder and the options that change its result.
+Json engine_json(const std::filesystem::path& model, const EngineOptions& options);
+// Every field of the request that was given or resolved, by its name; "given" lists the former.
 Json settings_json(const Request& request, const Settings& settings);
 // What an output file carries: the settings, the adapters and the verdict.
 Json metadata_json(const Request& request, const Settings& settings, const RunRecord& record);

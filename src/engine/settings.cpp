@@ -6,6 +6,7 @@
 
 #include "attention/strategy.h"
 #include "base/error.h"
+#include "engine/request_fields.h"
 #include "engine/transfer.h"
 #include "model/embodiments.h"
 #include "model/scheduler_choice.h"
@@ -17,7 +18,6 @@ namespace {
 constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189,
                   kDefaultSteps = 35;
 constexpr double kDefaultGuidance = 6.0, kDefaultFps = 24;
-constexpr int64_t kMaxSide = 16384, kMaxFrames = 5000, kMaxSteps = 1000, kMaxChunk = 1024;
 
 bool blank(const std::string& text) {
   return std::all_of(text.begin(), text.end(),
@@ -34,8 +34,6 @@ std::string nearest_multiple(int64_t value, int64_t factor) {
 }  // namespace
 
 int64_t checked_side(const char* name, int64_t value, int64_t factor) {
-  require(value > 0, name, " must be positive, got ", value);
-  require(value <= kMaxSide, name, " is ", value, "; the limit is ", kMaxSide);
   require(value % factor == 0, name, " must be a multiple of ", factor, ", got ", value,
           "; the nearest is ", nearest_multiple(value, factor));
   return value;
@@ -52,11 +50,7 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
   const auto& sigmas = checkpoint.folder.distilled_sigmas;
   int64_t steps = request.num_inference_steps.value_or(
       distilled ? static_cast<int64_t>(sigmas.size()) : kDefaultSteps);
-  require(steps > 0, "num_inference_steps must be at least 1, got ", steps);
-  require(steps <= kMaxSteps, "num_inference_steps is ", steps, "; the limit is ", kMaxSteps);
   double guidance = request.guidance_scale.value_or(distilled ? 1.0 : default_guidance(request));
-  require(std::isfinite(guidance), "guidance_scale must be a finite number, got ", guidance);
-  require(std::abs(guidance) <= 1e4, "guidance_scale is ", guidance, "; the limit is 10000");
   if (distilled) {
     require(steps == static_cast<int64_t>(sigmas.size()), "num_inference_steps is ", steps,
             ", but this distilled checkpoint fixes ", sigmas.size(), " steps; leave it unset");
@@ -79,7 +73,7 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
   SchedulerOverrides overrides;
   overrides.flow_shift = request.flow_shift;
   overrides.karras = request.karras;
-  overrides.checkpoint = request.checkpoint_scheduler;
+  overrides.checkpoint = request.scheduler == SamplerSource::checkpoint;
   const SchedulerChoice choice =
       choose_scheduler(checkpoint.scheduler, mode, settings.height, settings.width, overrides);
   settings.scheduler = choice.config;
@@ -90,9 +84,6 @@ void resolve_sampling(const Request& request, const Checkpoint& checkpoint, Sett
 void resolve_vision(const Request& request, const Checkpoint& checkpoint, Settings& s) {
   const VaeConfig& vae = checkpoint.vae;
   s.requested_frames = request.num_frames.value_or(kDefaultFrames);
-  require(s.requested_frames >= 1, "num_frames must be at least 1, got ", s.requested_frames);
-  require(s.requested_frames <= kMaxFrames, "num_frames is ", s.requested_frames, "; the limit is ",
-          kMaxFrames);
   s.height =
       checked_side("height", request.height.value_or(kDefaultHeight), vae.scale_factor_spatial);
   s.width = checked_side("width", request.width.value_or(kDefaultWidth), vae.scale_factor_spatial);
@@ -158,8 +149,6 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
           "num_frames, height and width follow from the action's chunk_size and resolution_tier; "
           "leave them unset");
   s.mode = mode_of(action.mode);
-  require(action.chunk_size >= 1 && action.chunk_size <= kMaxChunk,
-          "action chunk_size must be 1 to ", kMaxChunk, ", got ", action.chunk_size);
   const bool has_image = request.image.has_value(), has_video = request.video.has_value();
   require(has_image != has_video, "an action run needs ", has_image ? "either" : "",
           " an image or a video", has_image ? ", not both" : "");
@@ -184,6 +173,11 @@ void resolve_action(const Request& request, const Checkpoint& checkpoint, Settin
     require(raw.shape[1] == body.raw_width, "raw actions have ", raw.shape[1],
             " values a row, domain \"", action.domain_name, "\" has ", body.raw_width);
     out.noisy = false;
+    if (raw.shape[0] != out.chunk) {
+      s.notices.push_back(
+          concat(raw.shape[0], " rows of actions are given for a chunk of ", out.chunk,
+                 raw.shape[0] > out.chunk ? ": the rest is left out" : ": the last row is held"));
+    }
     out.clean.assign(static_cast<size_t>(out.chunk * model.action_dim), 0.0f);
     for (int64_t row = 0; row < out.chunk; ++row) {
       const int64_t from = std::min(row, raw.shape[0] - 1);  // the last row is held
@@ -299,16 +293,11 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
   return checkpoint;
 }
 
-NoiseType noise_type_of(const Request& request, DType dtype) {
-  if (request.noise_dtype != NoiseType::automatic) return request.noise_dtype;
-  return dtype == DType::bf16 ? NoiseType::bf16 : NoiseType::fp32;
-}
-
 Settings resolve(const Request& request, const Checkpoint& checkpoint) {
+  check_fields(request_table(), request);
   Settings s;
   s.fps = request.fps.value_or(request.transfer ? transfer_fps(request) : kDefaultFps);
-  require(std::isfinite(s.fps) && s.fps > 0, "fps must be a positive number, got ", s.fps);
-  require(s.fps <= 1000, "fps is ", s.fps, "; the limit is 1000");
+  require(s.fps > 0, "fps must be a positive number, got ", s.fps);
   s.seed = request.seed;
   if (request.transfer)
     resolve_transfer(request, checkpoint, s);

@@ -102,9 +102,6 @@ struct Settings {
 
 Settings resolve(const Request& request, const Checkpoint& checkpoint);
 
-// The stream that Request::noise_dtype means in a run that computes in `dtype`; never automatic.
-NoiseType noise_type_of(const Request& request, DType dtype);
-
 // A frame of a conditioning clip at the size that comes out, by the request's video_fit.
 Image fitted(const Frames& frames, int64_t index, VideoFit fit, const Settings& settings);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/backends.h"
 #include "expect_error.h"
 #include "support/source_dir.h"
 
@@ -67,8 +68,8 @@ TEST(Sizes, MultiplesOfTheVaesFactor) {
   for (const Refusal& c : std::vector<Refusal>{{1280, 728, "the nearest is 720"},
                                                {1281, 720, "the nearest is 1280"},
                                                {8, 16, "the nearest is 16"},
-                                               {16, 0, "must be positive"},
-                                               {16, -16, "must be positive"},
+                                               {16, 0, "at least 1"},
+                                               {16, -16, "at least 1"},
                                                {100000, 16, "the limit is 16384"}}) {
     Request request = clip();
     request.width = c.width;
@@ -124,7 +125,7 @@ TEST(Conditioning, OnlyWhatCanMatterIsEncoded) {
   request.condition_frame_indexes_vision = {0, 5};
   refused(request, {"holds 5", "5 latent frames (0 to 4)"});
   request.condition_frame_indexes_vision = {-1};
-  refused(request, {"holds -1"});
+  refused(request, {"at least 0, got -1"});
   request.condition_frame_indexes_vision = {};
   refused(request, {"is empty"});
   request.condition_frame_indexes_vision = {0};
@@ -195,13 +196,11 @@ TEST(Actions, HaveTheEmbodimentsShape) {
 
 // The public pipeline draws noise in the type of the model.
 TEST(NoiseTypes, AutomaticIsTheTypeOfTheRun) {
-  Request request;
-  EXPECT_EQ(noise_type_of(request, DType::f32), NoiseType::fp32);
-  EXPECT_EQ(noise_type_of(request, DType::bf16), NoiseType::bf16);
-  for (const NoiseType type : {NoiseType::fp32, NoiseType::bf16, NoiseType::bf16_torch_2_11}) {
-    request.noise_dtype = type;
-    EXPECT_EQ(noise_type_of(request, DType::bf16), type);
-  }
+  EXPECT_EQ(Request().noise_dtype, NoiseType::automatic);
+  EXPECT_EQ(noise_type(NoiseType::automatic, DType::f32), NoiseType::fp32);
+  EXPECT_EQ(noise_type(NoiseType::automatic, DType::bf16), NoiseType::bf16);
+  for (const NoiseType type : {NoiseType::fp32, NoiseType::bf16, NoiseType::bf16_torch_2_11})
+    EXPECT_EQ(noise_type(type, DType::bf16), type);
   EXPECT_EQ(value_named<NoiseType>("bf16-torch-2.11"), NoiseType::bf16_torch_2_11);
 }
 

@@ -1,4 +1,4 @@
-// Structural control (pipeline specification, section 9): which frames a chunk is made of, what it
+// Structural control (docs/modes.md, Transfer): which frames a chunk is made of, what it
 // is conditioned on and how its guidance is put together. Pure.
 #pragma once
 

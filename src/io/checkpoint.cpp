@@ -25,7 +25,13 @@ void check_tensors(const Safetensors& files, const std::vector<TensorExpectation
       faults.add("shape", want.name, " is ", found->shape, " in ", found->file, ", but ",
                  want.shape, " is expected");
     }
-    if (found->dtype != DType::f32 && found->dtype != DType::bf16 && found->dtype != DType::f16) {
+    const bool fits = want.stored ? found->dtype == want.stored
+                                  : found->dtype == DType::f32 || found->dtype == DType::bf16 ||
+                                        found->dtype == DType::f16;
+    if (!fits && want.stored) {
+      faults.add("dtype", want.name, " is stored as ", found->stored_type, " in ", found->file,
+                 ", but ", name_of(*want.stored), " is expected");
+    } else if (!fits) {
       faults.add("dtype", want.name, " is stored as ", found->stored_type, " in ", found->file,
                  ", but only F32, BF16 and F16 weights can be used");
     }

@@ -19,10 +19,11 @@ struct TensorExpectation {
   std::string name;  // as stored
   Shape shape;
   bool optional = false;
+  std::optional<DType> stored = {};  // empty: f32, bf16 or f16
 };
 
 // Throws one Error{corrupt} that lists all missing, surplus and wrongly shaped tensors and those
-// whose stored type is not f32, bf16 or f16. Stored names for which `ignored` holds are never
+// whose stored type is not the expected one. Stored names for which `ignored` holds are never
 // surplus.
 void check_tensors(const Safetensors& files, const std::vector<TensorExpectation>& expected,
                    const std::function<bool(std::string_view)>& ignored = {});

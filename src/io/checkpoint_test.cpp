@@ -94,6 +94,10 @@ TEST_F(CheckpointTensors, B12StoredTypesWithoutADType) {
   expect_error(ErrorKind::corrupt, {"q is stored as F8_E4M3", "d is stored as F64"}, [&] {
     check_tensors(stored, {{"q", {2}}, {"d", {1}}});
   });
+  // Where eight bits are expected, they and nothing else are right.
+  expect_error(ErrorKind::corrupt, {"d is stored as F64", "f8e4m3 is expected"}, [&] {
+    check_tensors(stored, {{"q", {2}, false, DType::f8e4m3}, {"d", {1}, false, DType::f8e4m3}});
+  });
 }
 
 TEST_F(CheckpointTensors, NonFiniteValuesAreNamed) {

@@ -1,4 +1,4 @@
-// Edge and blur controls made from the frames themselves (pipeline specification 9.4): what
+// Edge and blur controls made from the frames themselves (docs/modes.md, Transfer): what
 // OpenCV's Canny, resize and bilateralFilter make of them, which the models were trained on.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The two resamplers of the reference (pipeline specification 6.4) and the canvases built on them.
+// The two resamplers of the reference (docs/internals/resampling.md) and the canvases built on
+// them.
 #pragma once
 
 #include <array>

@@ -258,7 +258,9 @@ bool convert_tensor(const StoredTensor& tensor, MutView to) {
     case DType::i32: return widen_integers(tensor, to.as<int32_t>());
     case DType::i64: return widen_integers(tensor, to.as<int64_t>());
     case DType::f16:
-    case DType::u8: return false;
+    case DType::u8:
+    case DType::i8:
+    case DType::f8e4m3: return false;
   }
   return false;
 }

@@ -29,6 +29,7 @@ Shape position_of(int64_t index, const Shape& shape) {
 float value_of(int32_t bits) { return std::bit_cast<float>(bits); }
 float value_of(bf16 stored) { return to_float(stored); }
 float value_of(f16 stored) { return to_float(stored); }
+float value_of(f8e4m3 stored) { return to_float(stored); }
 
 // Bits: of one element as a signed integer; Stored: what value_of() takes.
 template <typename Bits, typename Stored>
@@ -152,8 +153,10 @@ ValueRange value_range(const View& view) {
     case DType::f32: return Scan<int32_t, int32_t>(view, 0x7f800000).run();
     case DType::bf16: return Scan<int16_t, bf16>(view, 0x7f80).run();
     case DType::f16: return Scan<int16_t, f16>(view, 0x7c00).run();
+    case DType::f8e4m3: return Scan<int8_t, f8e4m3>(view, 0x7f).run();  // the one NaN
     case DType::i32:
     case DType::i64:
+    case DType::i8:
     case DType::u8: return {};
   }
   return {};

@@ -1,5 +1,5 @@
 // Action domains of the public checkpoints: which weights a domain uses and how wide its raw
-// actions are (pipeline specification, section 11).
+// actions are. The table is that of the public pipeline.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/parallel.h"
+#include "model/random_weights.h"
 
 namespace orrery {
 
@@ -18,13 +19,15 @@ int64_t largest(const std::vector<int64_t>& sizes) {
 }
 
 std::vector<int64_t> layer_sizes(int num_layers, const LayerStream::VisitLayer& visit,
-                                 const std::function<DType(const std::string&)>& dtype_of,
-                                 const Shard& shard) {
+                                 const LayoutRules& rules) {
   std::vector<int64_t> sizes;
-  for (int i = 0; i < num_layers; ++i) {
-    sizes.push_back(block_bytes([&](WeightVisitor& v) { visit(i, v); }, dtype_of, shard));
-  }
+  for (int i = 0; i < num_layers; ++i)
+    sizes.push_back(weight_bytes([&](WeightVisitor& v) { visit(i, v); }, rules));
   return sizes;
+}
+
+LayoutRules rules_of(const Backend& backend, const Safetensors& files, const LoadOptions& options) {
+  return {hold_rule(files, options), options.shard, backend.fuses_weights()};
 }
 
 class PinnedLayers final : public LayerStream {
@@ -114,24 +117,35 @@ class PinnedLayers final : public LayerStream {
 
 class MappedLayers final : public LayerStream {
  public:
-  MappedLayers(Backend& backend, std::vector<int64_t> sizes, VisitLayer visit, Safetensors files,
-               LoadOptions options)
+  MappedLayers(Backend& backend, const std::vector<int64_t>& sizes, Keep keep, VisitLayer visit,
+               Safetensors files, LoadOptions options)
       : backend_(backend),
         visit_(std::move(visit)),
         files_(std::move(files)),
         options_(std::move(options)),
-        place_(backend.allocate(static_cast<size_t>(largest(sizes)))) {
-    device_bytes_ = static_cast<int64_t>(place_.bytes());
+        keep_(keep),
+        sizes_(sizes),
+        present_(sizes.size(), false) {
+    int64_t end = 0;
+    for (int64_t size : sizes) {
+      begins_.push_back(keep == Keep::all ? end : 0);
+      end += size;
+    }
+    memory_ = backend.allocate(static_cast<size_t>(keep == Keep::all ? end : largest(sizes)));
+    device_bytes_ = static_cast<int64_t>(memory_.bytes());
   }
 
   void acquire(int layer) override {
-    if (layer == holds_) return;
+    const auto i = static_cast<size_t>(layer);
+    if (present_[i]) return;
     // In order with the calls that read the layer before.
-    WeightBlock block{bytes_of(place_),  bytes_of(place_), backend_.device(),
-                      backend_.device(), place_.bytes(),   0};
+    std::byte* const at = bytes_of(memory_) + begins_[i];
+    const DeviceKind device = backend_.device();
+    WeightBlock block{at, at, device, device, static_cast<size_t>(sizes_[i]), 0};
     fill_block(
         backend_, files_, [&](WeightVisitor& v) { visit_(layer, v); }, options_, block);
-    holds_ = layer;
+    if (keep_ == Keep::one) present_.assign(present_.size(), false);
+    present_[i] = true;
   }
 
  private:
@@ -139,8 +153,10 @@ class MappedLayers final : public LayerStream {
   VisitLayer visit_;
   Safetensors files_;
   LoadOptions options_;
-  Buffer place_;
-  int holds_ = -1;
+  Keep keep_;
+  std::vector<int64_t> sizes_, begins_;  // in memory_, by layer
+  std::vector<bool> present_;
+  Buffer memory_;
 };
 
 }  // namespace
@@ -148,9 +164,8 @@ class MappedLayers final : public LayerStream {
 std::unique_ptr<LayerStream> LayerStream::pinned(Backend& backend, int num_layers,
                                                  const VisitLayer& visit, const Safetensors& files,
                                                  const LoadOptions& options) {
-  const auto dtype_of = [&](const std::string& name) { return held_type(files, options, name); };
   auto stream = std::make_unique<PinnedLayers>(
-      backend, layer_sizes(num_layers, visit, dtype_of, options.shard));
+      backend, layer_sizes(num_layers, visit, rules_of(backend, files, options)));
   stream->fill(num_layers, [&](int i, WeightBlock& block) {
     fill_block(
         backend, files, [&](WeightVisitor& v) { visit(i, v); }, options, block);
@@ -160,29 +175,28 @@ std::unique_ptr<LayerStream> LayerStream::pinned(Backend& backend, int num_layer
 
 std::unique_ptr<LayerStream> LayerStream::mapped(Backend& backend, int num_layers,
                                                  const VisitLayer& visit, Safetensors files,
-                                                 LoadOptions options) {
-  const auto dtype_of = [&](const std::string& name) { return held_type(files, options, name); };
-  std::vector<int64_t> sizes = layer_sizes(num_layers, visit, dtype_of, options.shard);
-  return std::make_unique<MappedLayers>(backend, std::move(sizes), visit, std::move(files),
+                                                 LoadOptions options, Keep keep) {
+  const std::vector<int64_t> sizes =
+      layer_sizes(num_layers, visit, rules_of(backend, files, options));
+  return std::make_unique<MappedLayers>(backend, sizes, keep, visit, std::move(files),
                                         std::move(options));
 }
 
 std::unique_ptr<LayerStream> LayerStream::random(Backend& backend, int num_layers,
-                                                 const VisitLayer& visit, DType dtype,
+                                                 const VisitLayer& visit, const HoldRule& hold,
                                                  uint64_t seed, int distinct, const Shard& shard) {
-  const auto dtype_of = [&](const std::string&) { return dtype; };
-  auto stream =
-      std::make_unique<PinnedLayers>(backend, layer_sizes(num_layers, visit, dtype_of, shard));
+  auto stream = std::make_unique<PinnedLayers>(
+      backend, layer_sizes(num_layers, visit, {hold, shard, backend.fuses_weights()}));
   const int filled = std::min(distinct, num_layers);
   stream->fill(filled, [&](int i, WeightBlock& block) {
     random_block(
-        backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed + static_cast<uint64_t>(i),
+        backend, [&](WeightVisitor& v) { visit(i, v); }, hold, seed + static_cast<uint64_t>(i),
         shard, block);
   });
   for (int i = filled; i < num_layers; ++i) {
     WeightBlock views = stream->block_of(i, nullptr);
     random_block(
-        backend, [&](WeightVisitor& v) { visit(i, v); }, dtype, seed, shard, views);
+        backend, [&](WeightVisitor& v) { visit(i, v); }, hold, seed, shard, views);
   }
   return stream;
 }

@@ -22,16 +22,17 @@ class LayerStream {
   static std::unique_ptr<LayerStream> pinned(Backend& backend, int num_layers,
                                              const VisitLayer& visit, const Safetensors& files,
                                              const LoadOptions& options);
-  // No copy in host memory: each layer is read from the mapped files when its turn comes. One place
-  // on the device. For layers that run rarely.
+  // No copy in host memory: each layer is read from the mapped files when its turn comes. On the
+  // device there is a place for one layer, or each keeps its own and is read once.
+  enum class Keep : uint8_t { one, all };
   static std::unique_ptr<LayerStream> mapped(Backend& backend, int num_layers,
                                              const VisitLayer& visit, Safetensors files,
-                                             LoadOptions options);
+                                             LoadOptions options, Keep keep = Keep::one);
   // Random weights as pinned() holds them, of this rank's slices, with `distinct` different layers:
   // the others borrow those in turn.
   static std::unique_ptr<LayerStream> random(Backend& backend, int num_layers,
-                                             const VisitLayer& visit, DType dtype, uint64_t seed,
-                                             int distinct, const Shard& shard = {});
+                                             const VisitLayer& visit, const HoldRule& hold,
+                                             uint64_t seed, int distinct, const Shard& shard = {});
   virtual ~LayerStream() = default;
 
   // From here until the next acquire() the views that `visit` lists for this layer hold its

@@ -267,14 +267,20 @@ void LoraAdapters::add_module(const AdapterFile& from, const Module& module, con
   changes_[module.layer + ".weight"].push_back(change);
 }
 
+std::optional<DType> LoraAdapters::merged_type(const std::string& name, DType stored,
+                                               DType run) const {
+  if (changes_.find(name) == changes_.end()) return std::nullopt;
+  return stored == DType::bf16 && run == DType::bf16 ? DType::bf16 : DType::f32;
+}
+
 Tensor LoraAdapters::merged(const std::string& name, const View& stored, DType run) const {
   const auto found = changes_.find(name);
   if (found == changes_.end()) return {};
   require(stored.dtype == DType::f32 || stored.dtype == DType::bf16 || stored.dtype == DType::f16,
           ErrorKind::unsupported, "lora: ", name, " is stored as ", name_of(stored.dtype),
           "; adapters can be merged into f32, bf16 and f16 weights");
-  const bool narrow = stored.dtype == DType::bf16 && run == DType::bf16;
-  Tensor out = allocate_host_tensor(stored.shape, narrow ? DType::bf16 : DType::f32);
+  Tensor out = allocate_host_tensor(stored.shape, *merged_type(name, stored.dtype, run));
+  const bool narrow = out.view.dtype == DType::bf16;
   const int64_t rows = stored.dim(0), columns = stored.dim(1);
   constexpr int64_t kRows = 64;  // of one piece of work
   parallel_for((rows + kRows - 1) / kRows, [&](int64_t piece) {

@@ -12,12 +12,13 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "io/fault_list.h"
 #include "io/safetensors.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 
@@ -38,6 +39,8 @@ class LoraAdapters {
   // The merged copy of the weight `name`, or an empty Tensor when no adapter touches it: see
   // LoadOptions::adapt. The copy is f32, but bf16 of a bf16 weight in a run that computes in bf16.
   Tensor merged(const std::string& name, const View& stored, DType run) const;
+  // The type of that copy; empty without one. See LoadOptions::adapted_type.
+  std::optional<DType> merged_type(const std::string& name, DType stored, DType run) const;
 
  private:
   struct Change {

@@ -7,6 +7,7 @@
 #include "cpu/cpu_backend.h"
 #include "expect_error.h"
 #include "model/lora_names.h"
+#include "model/weights.h"
 #include "scratch_folder.h"
 
 namespace orrery {
@@ -256,6 +257,9 @@ TEST_F(Lora, LoadsIntoTheNetwork) {
   LoadOptions options;
   options.adapt = [&](const std::string& name, const View& stored) {
     return lora.merged(name, stored, DType::f32);
+  };
+  options.adapted_type = [&](const std::string& name, DType stored) {
+    return lora.merged_type(name, stored, DType::f32);
   };
   const Safetensors files = Safetensors::open_file(model);
   const WeightStore store = load_weights(*backend, files, visit_, options);

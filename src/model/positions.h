@@ -1,4 +1,4 @@
-// 3-D rotary positions and tables (transformer specification, sections 4.3 and 4.4). All of it fp32
+// 3-D rotary positions and tables (docs/internals/transformer.md). All of it fp32
 // in the reference's order of operations: positions exceed 15 000, where one ulp is 2^-10.
 #pragma once
 

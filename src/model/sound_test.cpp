@@ -9,6 +9,7 @@
 #include "backend/dry_run.h"
 #include "cpu/cpu_backend.h"
 #include "expect_error.h"
+#include "model/weights.h"
 #include "scratch_folder.h"
 
 namespace orrery {

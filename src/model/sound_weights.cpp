@@ -144,7 +144,7 @@ void visit(SoundWeights& weights, const SoundConfig& config, WeightVisitor& visi
 LoadOptions sound_loading(const SoundConfig& config, const Safetensors& files) {
   const Spelling spelling = spelling_of(files);
   LoadOptions options;
-  options.dtype = SoundDecoder::kWeightType;
+  options.hold = SoundDecoder::kWeightType;
   options.ignored = [own = spelling.prefix + std::string(kDecoder) + "."](std::string_view name) {
     return !name.starts_with(own);
   };

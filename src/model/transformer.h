@@ -1,5 +1,6 @@
 // The denoising network: a text (understanding) tower that runs once per prompt and leaves its keys
-// and values behind, and a generation tower that runs at every step (transformer specification).
+// and values behind, and a generation tower that runs at every step
+// (docs/internals/transformer.md).
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@
 #include "backend/backend.h"
 #include "model/positions.h"
 #include "model/transformer_config.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 

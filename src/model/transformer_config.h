@@ -1,4 +1,4 @@
-// transformer/config.json, field by field (transformer specification, section 1).
+// transformer/config.json, field by field, named as diffusers names them.
 #pragma once
 
 #include <array>

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "cpu/cpu_backend.h"
+#include "model/random_weights.h"
 #include "support/source_dir.h"
 
 namespace orrery {

@@ -201,7 +201,8 @@ void Vae::decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSi
 
 // --- tiles ---------------------------------------------------------------------------------------
 
-void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done) {
+void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done,
+                       const Pause& pause) {
   const int64_t patch = config_.patch_size, factor = config_.scale_factor_spatial;
   const int64_t to_latent = factor / patch;
   const auto rows = tile_spans(pixels.dim(2) / patch, tiling.tile, tiling.stride);
@@ -224,6 +225,7 @@ void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const
       encode_frames(arena, part, [&](MutView chunk) {
         backend_.copy(tile.slice(0, at, chunk.dim(0)), chunk);
         at += chunk.dim(0);
+        if (pause) pause();
       });
       mosaic.place(static_cast<int64_t>(i), static_cast<int64_t>(j), tile);
     }
@@ -231,7 +233,8 @@ void Vae::encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const
   done(mosaic.picture());
 }
 
-void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done) {
+void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done,
+                       const Pause& pause) {
   const int64_t factor = config_.scale_factor_spatial, from_latent = factor / config_.patch_size;
   const auto rows = tile_spans(z.dim(1), tiling.tile / factor, tiling.stride / factor);
   const auto columns = tile_spans(z.dim(2), tiling.tile / factor, tiling.stride / factor);
@@ -256,6 +259,7 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
       decode_frames(arena, part, nullptr, [&](MutView chunk) {
         backend_.copy(tile.slice(0, at, chunk.dim(0)), chunk);
         at += chunk.dim(0);
+        if (pause) pause();
       });
       mosaic.place(static_cast<int64_t>(i), static_cast<int64_t>(j), tile);
     }
@@ -265,7 +269,8 @@ void Vae::decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const Chun
 
 // --- whole calls ---------------------------------------------------------------------------------
 
-void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling, bool raw) {
+void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling, bool raw,
+                 const Pause& pause) {
   constexpr const char* kOp = "vae encode";
   require(pixels.rank() == 4 && pixels.dim(0) == 3 && pixels.dtype == DType::f32, kOp,
           ": pixels are ", pixels.shape, " ", name_of(pixels.dtype),
@@ -295,9 +300,12 @@ void Vae::encode(Arena& arena, MutView latents, View pixels, const VaeTiling& ti
     }
   };
   if (tiled) {
-    encode_tiles(arena, pixels, tiling, store);
+    encode_tiles(arena, pixels, tiling, store, pause);
   } else {
-    encode_frames(arena, pixels, store);
+    encode_frames(arena, pixels, [&](MutView mean) {
+      store(mean);
+      if (pause) pause();
+    });
   }
   check_finite(latents, kOp);
 }
@@ -314,7 +322,7 @@ bool Vae::shares_decode(int64_t height, int64_t width, const VaeTiling& tiling,
 }
 
 void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink,
-                 Communicator* ranks) {
+                 Communicator* ranks, const Pause& pause) {
   constexpr const char* kOp = "vae decode";
   require(latents.rank() == 4 && latents.dim(0) == config_.z_dim && latents.numel() > 0 &&
               latents.dtype == DType::f32 && latents.contiguous(),
@@ -357,13 +365,19 @@ void Vae::decode(Arena& arena, View latents, const VaeTiling& tiling, const Fram
   };
   if (tiled) {
     // All frames of the picture at once are too many for one conversion buffer.
-    decode_tiles(arena, z, tiling, [&](MutView picture) {
-      for_each_chunk(
-          picture.dim(0), config_.scale_factor_temporal,
-          [&](int64_t begin, int64_t frames) { deliver(picture.slice(0, begin, frames)); });
-    });
+    decode_tiles(
+        arena, z, tiling,
+        [&](MutView picture) {
+          for_each_chunk(
+              picture.dim(0), config_.scale_factor_temporal,
+              [&](int64_t begin, int64_t frames) { deliver(picture.slice(0, begin, frames)); });
+        },
+        pause);
   } else {
-    decode_frames(arena, z, ranks, deliver);
+    decode_frames(arena, z, ranks, [&](MutView chunk) {
+      deliver(chunk);
+      if (pause) pause();
+    });
   }
 }
 

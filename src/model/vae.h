@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 #include "base/json.h"
 #include "dist/communicator.h"
-#include "model/weights.h"
+#include "model/weight_list.h"
 
 namespace orrery {
 
@@ -78,9 +78,10 @@ class Vae {
 
   // pixels [3, T, H, W] f32 in [-1, 1] on the backend (any strides), T = 4n + 1. latents
   // [z, n + 1, h, w] f32, contiguous: the posterior mean, normalised unless `raw`. Throws
-  // Error{numeric} naming the latent that is not finite.
-  void encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling,
-              bool raw = false);
+  // Error{numeric} naming the latent that is not finite. `pause` as in decode().
+  using Pause = std::function<void()>;
+  void encode(Arena& arena, MutView latents, View pixels, const VaeTiling& tiling, bool raw = false,
+              const Pause& pause = {});
 
   // latents [z, T, h, w] f32 normalised, contiguous, on the backend. Each finished group of frames
   // is handed to `sink` in order. A tiled decode hands over nothing before the last tile is done. A
@@ -89,9 +90,12 @@ class Vae {
   //
   // `ranks`: a group that decodes the same latents together, each rank some rows: every rank calls,
   // and one without a `sink` only helps. When shares_decode() says no, a call decodes by itself.
+  //
+  // `pause` is called after each group of frames, on every rank of the group at the same places. It
+  // may throw: the call ends then.
   using FrameSink = std::function<void(const FrameGroup&)>;
   void decode(Arena& arena, View latents, const VaeTiling& tiling, const FrameSink& sink,
-              Communicator* ranks = nullptr);
+              Communicator* ranks = nullptr, const Pause& pause = {});
   // Whether latents of this size are decoded by all ranks: whole frames of as many rows or more.
   bool shares_decode(int64_t height, int64_t width, const VaeTiling& tiling,
                      const Communicator* ranks) const;
@@ -101,8 +105,10 @@ class Vae {
   using ChunkSink = std::function<void(MutView chunk)>;
   void encode_frames(Arena& arena, View pixels, const ChunkSink& done);
   void decode_frames(Arena& arena, View z, Communicator* ranks, const ChunkSink& done);
-  void encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done);
-  void decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done);
+  void encode_tiles(Arena& arena, View pixels, const VaeTiling& tiling, const ChunkSink& done,
+                    const Pause& pause);
+  void decode_tiles(Arena& arena, View z, const VaeTiling& tiling, const ChunkSink& done,
+                    const Pause& pause);
   void normalise(MutView latents, View mean);
   void denormalise(MutView z, View latents);
   void make_doublings();

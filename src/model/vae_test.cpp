@@ -12,6 +12,7 @@
 #include "expect_error.h"
 #include "model/vae_network.h"
 #include "model/vae_tiling.h"
+#include "model/weights.h"
 #include "scratch_folder.h"
 #include "support/source_dir.h"
 

@@ -16,6 +16,41 @@ TEST(DType, SizesAndNames) {
   EXPECT_EQ(size_of(DType::i64), 8);
   EXPECT_EQ(size_of(DType::u8), 1);
   EXPECT_EQ(name_of(DType::bf16), "bf16");
+  EXPECT_EQ(size_of(DType::f8e4m3), 1);
+  EXPECT_EQ(size_of(DType::i8), 1);
+  EXPECT_EQ(name_of(DType::f8e4m3), "f8e4m3");
+  EXPECT_EQ(name_of(DType::i8), "i8");
+}
+
+// All codes by definition; halfway between neighbours goes to the even code, one ulp beside it to
+// the nearer.
+TEST(F8E4M3, EveryCodeAndTie) {
+  for (uint32_t code = 0; code < 0x7f; ++code) {
+    const uint32_t exponent = code >> 3, fraction = code & 7;
+    const double want =
+        exponent == 0 ? fraction * 0x1p-9 : std::ldexp(1 + fraction / 8.0, int(exponent) - 7);
+    const float value = to_float(f8e4m3{static_cast<uint8_t>(code)});
+    EXPECT_EQ(value, want) << code;
+    EXPECT_EQ(to_float(f8e4m3{static_cast<uint8_t>(code | 0x80)}), -want) << code;
+    EXPECT_EQ(to_f8e4m3(value).bits, code);
+    EXPECT_EQ(to_f8e4m3(-value).bits, code | 0x80);
+    if (code == 0x7e) break;
+    const float tie = (value + to_float(f8e4m3{static_cast<uint8_t>(code + 1)})) / 2;
+    EXPECT_EQ(to_f8e4m3(tie).bits, code + (code & 1)) << code;
+    EXPECT_EQ(to_f8e4m3(std::nextafter(tie, 0.0f)).bits, code) << code;
+    EXPECT_EQ(to_f8e4m3(std::nextafter(tie, 1e9f)).bits, code + 1) << code;
+  }
+}
+
+TEST(F8E4M3, SaturatesAndKeepsNaN) {
+  for (float large : {449.0f, 464.0f, 1e30f, INFINITY}) {
+    EXPECT_EQ(to_f8e4m3(large).bits, 0x7e);
+    EXPECT_EQ(to_f8e4m3(-large).bits, 0xfe);
+  }
+  EXPECT_EQ(to_f8e4m3(-0.0f).bits, 0x80);
+  EXPECT_EQ(to_f8e4m3(0x1p-149f).bits, 0);
+  EXPECT_TRUE(std::isnan(to_float(to_f8e4m3(NAN))));
+  EXPECT_TRUE(std::isnan(to_float(f8e4m3{0x7f})) && std::isnan(to_float(f8e4m3{0xff})));
 }
 
 TEST(Bf16, RoundsToNearestEven) {

@@ -12,7 +12,7 @@
 
 namespace orrery {
 
-// Which system prompt: pipeline specification 4.1.
+// Which of the public pipeline's system prompts (docs/text.md).
 enum class SystemPrompt { none, image, video, transfer };
 std::string_view text_of(SystemPrompt prompt);
 

@@ -24,8 +24,8 @@ Problem random_problem(Backend& backend, const AttentionCase& c, DType dtype, La
   return p;
 }
 
-// Scores of size s are off by about eps * s * sqrt(D), the weights by as much, the sums average
-// that.
+// Scores of size s are off by about eps * s * sqrt(D), and so are the weights. Sums average these
+// errors.
 double units(const AttentionCase& c) { return 12 + std::sqrt(double(c.d)); }
 
 // Tensor cores take the weights in bf16, and a library's exponentials are approximate.

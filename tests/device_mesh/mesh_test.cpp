@@ -21,6 +21,7 @@
 #include "dist/thread_comm.h"
 #include "engine/fidelity.h"
 #include "engine/ranks.h"
+#include "model/random_weights.h"
 #include "orrery/engine.h"
 #include "published/presets.h"
 #include "support/source_dir.h"

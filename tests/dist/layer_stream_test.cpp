@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "io/safetensors.h"
 #include "mesh_case.h"
+#include "model/weights.h"
 
 namespace orrery {
 namespace {
@@ -91,7 +92,7 @@ TEST_F(LayerStreams, HoldTheTypeThatIsAskedFor) {
   const auto backend = cpu::make_cpu_backend({});
   Transformer model(*backend, config_, DType::f32);
   LoadOptions options;
-  options.dtype = DType::f32;
+  options.hold = DType::f32;
   View norm;
   const auto visit = [&](int i, WeightVisitor& v) {
     v.tensor(norm, concat("layers.", i, ".input_layernorm.weight"), {config_.hidden_size});

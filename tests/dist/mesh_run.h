@@ -14,6 +14,7 @@
 #include "dist/world.h"
 #include "model/layer_stream.h"
 #include "model/transformer.h"
+#include "model/weights.h"
 
 namespace orrery::dist {
 
@@ -93,7 +94,7 @@ inline RankWeights stored_weights(const Safetensors& files, Transformer& model, 
   options.ignored = [](std::string_view name) {
     return Transformer::is_unused(name) || name.starts_with("layers.");
   };
-  options.dtype = how.dtype;
+  if (how.dtype) options.hold = *how.dtype;
   options.shard = shard;
   options.adapt = how.adapt;
   check_weights(files, both_towers(model), options);

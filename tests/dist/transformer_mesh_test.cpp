@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "io/safetensors.h"
 #include "mesh_case.h"
+#include "model/random_weights.h"
+#include "model/weights.h"
 #include "scratch_folder.h"
 
 namespace orrery {

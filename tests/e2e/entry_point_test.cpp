@@ -62,7 +62,9 @@ class EntryPoint : public testing::Test {
     return generate(arguments);
   }
   std::string latents(const std::string& name) const {
-    return ScratchFolder::read(file(name + ".safetensors"));
+    const Safetensors opened = Safetensors::open_file(file(name + ".safetensors"));
+    const View values = opened.view("latents");
+    return {static_cast<const char*>(values.data), static_cast<size_t>(values.numel()) * 4};
   }
 
   ScratchFolder scratch_;

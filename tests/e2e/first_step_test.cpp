@@ -8,19 +8,20 @@
 #include "engine/backends.h"
 #include "engine/measure.h"
 #include "engine/run.h"
+#include "expect_error.h"
 #include "model/weights.h"
 #include "support/source_dir.h"
 
 namespace orrery {
 namespace {
 
-using When = Run::Text;
+enum class When { before, beside };
 
 class FirstStep : public testing::Test {
  protected:
   FirstStep()
       : checkpoint_(read_checkpoint(source_dir() / "models/cosmos3-pico")),
-        settings_(resolve(e2e::small_request(64, 64, 5), checkpoint_)),
+        settings_(resolve(request_, checkpoint_)),
         backend_(make_backend(EngineOptions{})),
         transformer_(*backend_, checkpoint_.transformer, DType::f32),
         vae_(*backend_, checkpoint_.vae, vae_options(DeviceKind::cpu, DType::f32)),
@@ -37,22 +38,29 @@ class FirstStep : public testing::Test {
     const auto ids = prompt_lists(
         checkpoint_, Tokenizer::load(checkpoint_.folder.folder / "text_tokenizer"), settings_);
     const Plan plan = measure(checkpoint_, settings_, strategy_, ids,
-                              {DeviceKind::cpu, backend_->fuses_weights(), DType::f32, {}, {}, 0});
+                              {DeviceKind::cpu, backend_->fuses_weights(), DType::f32, {}, {}, 0})
+                          .plan;
     // Both guidance branches at once hold their states beside each other.
     Arena arena(backend_->allocate(static_cast<size_t>(2 * plan.activation_bytes)));
     int texts = 0;  // times that the text tower's weights were asked for
     const auto with_text = [&](const std::function<void()>& body) { ++texts, body(); };
-    orrery::Run run({transformer_, vae_, nullptr, with_text}, arena, settings_, strategy_, ids, {});
-    run.prefill(when);
-    EXPECT_EQ(texts, when == When::now ? 1 : 0);
-    NormalGenerator noise(RngKind::cpu, settings_.seed);
-    run.start(&noise, NoiseType::fp32, {});
-    if (exercised) run.exercise(0);
-    for (int i = 0; i < steps; ++i) run.step(i, &noise);
+    RunOptions options;
+    options.text_with_first_step = when == When::beside;
+    orrery::Run run({transformer_, vae_, nullptr, with_text}, arena,
+                    {settings_, strategy_, ids, &request_}, options);
+    for (const Stage& stage : stages_of(settings_)) {
+      if (stage.kind == StageKind::decode) break;
+      if (stage.kind == StageKind::denoise && exercised) run.exercise(0);
+      run.perform(stage.kind == StageKind::denoise ? Stage{stage.kind, 0, 0, steps} : stage);
+      if (stage.kind == StageKind::prompt) {
+        EXPECT_EQ(texts, when == When::before ? 1 : 0);
+      }
+    }
     EXPECT_EQ(texts, 1);
     return run.latents();
   }
 
+  Request request_ = e2e::small_request(64, 64, 5);
   Checkpoint checkpoint_;
   Settings settings_;
   std::unique_ptr<Backend> backend_;
@@ -64,13 +72,62 @@ class FirstStep : public testing::Test {
 
 TEST_F(FirstStep, TextBesideItChangesNothing) {
   ASSERT_TRUE(settings_.guided());
-  const std::vector<float> before = latents(When::now, 2);
-  EXPECT_EQ(latents(When::with_first_step, 2), before);
-  EXPECT_NE(latents(When::now, 1), before);
+  const std::vector<float> before = latents(When::before, 2);
+  EXPECT_EQ(latents(When::beside, 2), before);
+  EXPECT_NE(latents(When::before, 1), before);
 }
 
 TEST_F(FirstStep, TextIsReadEarlierWhenALayoutIsTried) {
-  EXPECT_EQ(latents(When::with_first_step, 1, true), latents(When::now, 1));
+  EXPECT_EQ(latents(When::beside, 1, true), latents(When::before, 1));
+}
+
+// The run asks between layers, but not within a step that may be replayed.
+TEST_F(FirstStep, PausesBetweenLayers) {
+  const auto ids = prompt_lists(
+      checkpoint_, Tokenizer::load(checkpoint_.folder.folder / "text_tokenizer"), settings_);
+  const auto layers = static_cast<int>(checkpoint_.transformer.num_hidden_layers);
+  Arena arena(backend_->allocate(size_t{256} << 20));
+  for (const bool replays : {false, true}) {
+    RunOptions options;
+    options.replays = replays;
+    orrery::Run run({transformer_, vae_, nullptr}, arena, {settings_, strategy_, ids, &request_},
+                    options);
+    int pauses = 0, allowed = 1 << 20;
+    RunHooks hooks;
+    hooks.pause = [&] {
+      if (++pauses > allowed) fail(ErrorKind::cancelled, "enough");
+    };
+    run.perform({StageKind::prompt}, hooks);
+    EXPECT_EQ(pauses, layers);  // both prompts side by side
+    run.perform({StageKind::noise}, hooks);
+    pauses = 0;
+    run.perform({StageKind::denoise, 0, 0, 1}, hooks);
+    EXPECT_EQ(pauses, replays ? 0 : 2 * layers);  // an evaluation of each prompt
+    pauses = 0;
+    allowed = layers + 1;
+    if (!replays) {
+      expect_error(ErrorKind::cancelled, {"enough"}, [&] {
+        run.perform({StageKind::denoise, 0, 1, 1}, hooks);
+      });
+    }
+    EXPECT_EQ(arena.used(), 0u);
+  }
+}
+
+// A stage needs those before it.
+TEST_F(FirstStep, StagesOutOfOrderAreRefused) {
+  const auto ids = prompt_lists(
+      checkpoint_, Tokenizer::load(checkpoint_.folder.folder / "text_tokenizer"), settings_);
+  Arena arena(backend_->allocate(size_t{64} << 20));
+  orrery::Run run({transformer_, vae_, nullptr}, arena, {settings_, strategy_, ids, &request_});
+  const auto refuses = [&](StageKind kind, const char* part) {
+    expect_error(ErrorKind::invalid_argument, {part}, [&] { run.perform({kind}); });
+  };
+  refuses(StageKind::denoise, "denoise comes after prompt and noise");
+  refuses(StageKind::decode, "decode comes after noise");
+  run.perform({StageKind::noise});
+  refuses(StageKind::denoise, "denoise comes after prompt and noise");
+  refuses(StageKind::load, "belongs to the engine");
 }
 
 // The dry run of a device goes both ways and counts the text once.
@@ -78,7 +135,8 @@ TEST_F(FirstStep, PlansOfADeviceCountTheTextOnce) {
   const auto ids = prompt_lists(
       checkpoint_, Tokenizer::load(checkpoint_.folder.folder / "text_tokenizer"), settings_);
   const auto plan_on = [&](DeviceKind device) {
-    return measure(checkpoint_, settings_, strategy_, ids, {device, false, DType::f32, {}, {}, 0});
+    return measure(checkpoint_, settings_, strategy_, ids, {device, false, DType::f32, {}, {}, 0})
+        .plan;
   };
   const Plan host = plan_on(DeviceKind::cpu), device = plan_on(DeviceKind::cuda);
   ASSERT_EQ(host.stages.size(), device.stages.size());

@@ -37,7 +37,7 @@ TEST(Memory, StaysFlatOverRequests) {
     const auto stop_at_denoising = [&](const Progress& progress) {
       if (progress.stage == "denoise") stop.request_stop();
     };
-    EXPECT_THROW(engine.generate(request, stop_at_denoising, stop.get_token()), Error);
+    EXPECT_THROW(engine.generate(request, {stop_at_denoising, {}}, stop.get_token()), Error);
   };
   for (int i = 0; i < 2; ++i) round();
   const int64_t before = resident_bytes();

@@ -145,17 +145,20 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   request.transfer->num_video_frames_per_chunk = 5;
   request.num_inference_steps = 1;
   std::vector<std::string> stages;
-  const Result result = engine().generate(request, [&](const Progress& progress) {
+  Events events;
+  events.progress = [&](const Progress& progress) {
     if (progress.step == 0 && progress.stage == "denoise") stages.push_back(progress.stage);
-  });
+  };
+  const Result result = engine().generate(request, events);
   EXPECT_EQ(result.frames.count, 12);
   EXPECT_EQ(result.frames.rgb.size(), 12u * 64 * 64 * 3);
   EXPECT_EQ(stages.size(), 3u);  // 5, then 4 new ones each
-  const Json settings = Json::parse(result.report, "report").at("settings").at("transfer");
-  EXPECT_EQ(settings.at("chunks").as_int(), 3);
-  EXPECT_EQ(settings.at("stride").as_int(), 4);
-  EXPECT_EQ(settings.at("attention").as_string(), "weighted");
-  EXPECT_EQ(settings.at("controls").at(size_t{1}).at("weight").as_double(), 0.5);
+  const Json settings = Json::parse(result.report, "report").at("settings");
+  const Json& transfer = settings.at("transfer");
+  EXPECT_EQ(transfer.at("chunks").as_int(), 3);
+  EXPECT_EQ(transfer.at("stride").as_int(), 4);
+  EXPECT_EQ(settings.at("control_attention").as_string(), "weighted");
+  EXPECT_EQ(transfer.at("controls").at(size_t{1}).at("weight").as_double(), 0.5);
 
   // The first chunk is what a run of its frames alone makes; both are 4 n + 1.
   Request begin = request;
@@ -170,8 +173,7 @@ TEST_F(TransferRun, ChunksMakeEveryFrameOnce) {
   EXPECT_EQ(engine().generate(apart).frames.count, 12);
 }
 
-// Pipeline specification 9.4: a control computed from the video is the one that could have been
-// given.
+// A control computed from the video is the one that could have been given.
 TEST_F(TransferRun, ControlsAreComputedFromTheVideo) {
   const Frames source = square(5, 4);
   Frames edges = source;
@@ -289,15 +291,16 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
                                   "1"});
   ASSERT_EQ(good.status, 0) << good.err;
   EXPECT_EQ(read_video(file("out.mp4")).frames.size(), 9u);
-  const Json transfer = Json::load(file("report.json")).at("settings").at("transfer");
+  const Json said = Json::load(file("report.json")).at("settings");
+  const Json& transfer = said.at("transfer");
   EXPECT_EQ(transfer.at("controls").at(size_t{0}).at("weight").as_double(), 0.75);
-  EXPECT_EQ(transfer.at("control_guidance").as_double(), 2);
-  EXPECT_EQ(transfer.at("guidance_interval").at(size_t{1}).as_double(), 900);
-  EXPECT_EQ(transfer.at("control_guidance_interval").at(size_t{0}).as_double(), 100);
-  EXPECT_EQ(transfer.at("num_first_chunk_conditional_frames").as_int(), 1);
+  EXPECT_EQ(said.at("control_guidance").as_double(), 2);
+  EXPECT_EQ(said.at("guidance_interval").at(size_t{1}).as_double(), 900);
+  EXPECT_EQ(said.at("control_guidance_interval").at(size_t{0}).as_double(), 100);
+  EXPECT_EQ(said.at("num_first_chunk_conditional_frames").as_int(), 1);
   EXPECT_EQ(transfer.at("chunks").as_int(), 2);
 
-  EXPECT_EQ(Json::load(file("report.json")).at("settings").at("fps").as_double(), 12);
+  EXPECT_EQ(said.at("fps").as_double(), 12);
 
   // Controls computed from the video, as the public code names them.
   const e2e::Outcome computed =
@@ -311,8 +314,8 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
   const Json how = settings.at("transfer");
   EXPECT_EQ(how.at("controls").at(size_t{0}).at("computed").as_string(), "high");
   EXPECT_EQ(how.at("controls").at(size_t{1}).at("computed").as_string(), "medium");
-  EXPECT_EQ(how.at("chunk_noise").as_string(), "reseed");
-  EXPECT_TRUE(how.at("emphasize_control_in_prompt").as_bool());
+  EXPECT_EQ(settings.at("chunk_noise").as_string(), "reseed");
+  EXPECT_TRUE(settings.at("emphasize_control_in_prompt").as_bool());
 
   // What it needs is known beforehand: 9 frames are 3 latent ones of 2 x 2 tokens, each control as
   // many again; the pass without controls is a third of it.
@@ -342,13 +345,13 @@ TEST_F(TransferRun, TheProgramTakesItsFlags) {
       {{"--control", control, "--preset-edge-threshold", "low"}, "a preset and a video of its own"},
       {{"--control", control, "--preset-blur-strength", "low"}, "there is no --control blur"},
       {{"--control", "edge", "--video-path", file("edge.mp4"), "--preset-edge-threshold", "strong"},
-       "preset_edge_threshold \"strong\""},
-      {{"--chunk-noise", "reseed"}, "without --control"},
+       "--preset-edge-threshold is \"strong\""},
+      {{"--chunk-noise", "reseed"}, "needs --control"},
       {{"--control", "edge=" + file("missing.mp4")}, "missing.mp4"},
       {{"--control", control, "--control-weight", "seg=1"}, "there is no --control seg"},
-      {{"--control", control, "--control-weight", "edge=much"}, "is no number"},
-      {{"--control", control, "--control-weight", "edge=-1"}, "must not be negative"},
-      {{"--control-guidance", "2"}, "without --control"},
+      {{"--control", control, "--control-weight", "edge=much"}, "must be a finite decimal number"},
+      {{"--control", control, "--control-weight", "edge=-1"}, "must be at least 0"},
+      {{"--control-guidance", "2"}, "needs --control"},
       {{"--control", control, "--enable-sound"}, "no sound"},
   };
   for (const auto& [arguments, says] : refusals) {

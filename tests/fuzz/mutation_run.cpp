@@ -29,6 +29,7 @@
 #include "model/lora.h"
 #include "model/transformer.h"
 #include "orrery/engine.h"
+#include "orrery/fields.h"
 #include "orrery/media.h"
 #include "support/source_dir.h"
 #include "text/chat_template.h"
@@ -321,14 +322,14 @@ Kind prompt_kind() {
   return {"prompt", [](Mutator& mutate, const fs::path& folder) {
             const Json sample = Json::parse(
                 R"({"prompt": "A red circle.", "negative_prompt": "blurry", "seed": 1, "fps": 24,
-                    "num_frames": 5, "model_mode": "text2video"})",
+                    "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2,
+                    "guidance_scale": 3.5, "use_system_prompt": true})",
                 "prompt");
             const std::string json = mutate.tree(sample, 2).dump();
             write_file(folder / "prompt.json", mutate.one_in(2) ? mutate.bytes(json) : json);
             return [file = folder / "prompt.json"] {
-              Request request = small_request();
-              load_prompt(file, request);
-              check_request(tiny_model(), request, {});
+              for (const Draft& draft : read_requests(file))
+                check_request(tiny_model(), request_of(draft), {});
             };
           }};
 }

@@ -4,6 +4,7 @@
 #include "cpu/cpu_backend.h"
 #include "golden.h"
 #include "model/sound.h"
+#include "model/weights.h"
 
 namespace orrery {
 namespace {

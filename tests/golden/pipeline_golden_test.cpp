@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "engine/request_fields.h"
 #include "golden.h"
 #include "orrery/engine.h"
 
@@ -37,54 +38,31 @@ FloatTensor floats_of(const golden::Tensors& tensors, const std::string& name) {
   return out;
 }
 
+void set_field(Request& request, const std::string& name, const Json& value) {
+  for (const Field<Request>& row : request_table()) {
+    if (row.name != name) continue;
+    check_value(row, value, name);
+    return row.read(request, value);
+  }
+  ADD_FAILURE() << "case.json: the argument " << name << " is not known to this test";
+}
+
 Request request_of(const Json& call, int64_t seed) {
   Request request;
   request.seed = seed;
+  request.noise_dtype = NoiseType::fp32;  // of the cases, whatever type runs them
   for (const auto& [key, value] : call.members()) {
-    if (key == "prompt")
-      request.prompt = value.as_string();
-    else if (key == "negative_prompt")
-      request.negative_prompt = value.as_string();
-    else if (key == "num_frames")
-      request.num_frames = value.as_int();
-    else if (key == "height")
-      request.height = value.as_int();
-    else if (key == "width")
-      request.width = value.as_int();
-    else if (key == "fps")
-      request.fps = value.as_double();
-    else if (key == "num_inference_steps")
-      request.num_inference_steps = value.as_int();
-    else if (key == "guidance_scale")
-      request.guidance_scale = value.as_double();
-    else if (key == "use_system_prompt")
-      request.use_system_prompt = value.as_bool();
-    else if (key == "add_resolution_template")
-      request.add_resolution_template = value.as_bool();
-    else if (key == "add_duration_template")
-      request.add_duration_template = value.as_bool();
-    else if (key == "enable_sound")
-      request.enable_sound = value.as_bool();
-    else if (key == "condition_video_keep")
-      request.condition_video_keep = value_named<VideoKeep>(value.as_string()).value();
-    else if (key == "condition_frame_indexes_vision") {
-      request.condition_frame_indexes_vision.clear();
-      for (const Json& index : value.items())
-        request.condition_frame_indexes_vision.push_back(index.as_int());
-    } else if (key == "action") {
-      ActionRequest action;
-      action.mode = value_named<ActionMode>(value.at("mode").as_string()).value();
-      action.chunk_size = value.at("chunk_size").as_int();
-      action.domain_name = value.at("domain_name").as_string();
-      action.resolution_tier = value.at("resolution_tier").as_int();
-      action.view_point = value_named<ViewPoint>(value.at("view_point").as_string()).value();
-      request.action = action;
+    if (key == "action") {
+      for (const auto& [name, part] : value.members()) {
+        const bool is_short = name == "mode" || name == "chunk_size";
+        set_field(request, is_short ? "action_" + name : name, part);
+      }
     } else if (key == "image") {
       request.image = Frames{1, 8, 8, std::vector<uint8_t>(192)};
     } else if (key == "video") {
       request.video = Frames{1, 8, 8, std::vector<uint8_t>(192)};
     } else {
-      ADD_FAILURE() << "case.json: the argument " << key << " is not known to this test";
+      set_field(request, key, value);
     }
   }
   return request;

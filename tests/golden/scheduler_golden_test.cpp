@@ -146,8 +146,8 @@ std::vector<std::filesystem::path> areas() {
 INSTANTIATE_TEST_SUITE_P(Areas, GoldenScheduler, testing::ValuesIn(areas()));
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenScheduler);
 
-// --- the solver on the worked examples of the specification: v = x / 2 - 1 / 4 + sigma, x_0 = 1
-// --------
+// The solver on one number: x_0 = 1 with the velocity x / 2 - 1 / 4 + sigma. The expected values
+// were computed by hand from the published update rules.
 
 std::vector<float> solve_example(Backend& backend, const SchedulerConfig& config,
                                  const Schedule& schedule, float noise_value = 0) {

@@ -15,10 +15,8 @@ namespace {
 constexpr double kTolerance = 2e-5;
 // Rotary tables are computed from identical fp32 angles; only the library's cos and sin may differ,
 // by about one ulp of values up to 1, on top of the last-place freedom of the fp32 power
-// (specification 4.3).
+// (docs/internals/transformer.md).
 constexpr double kRopeTolerance = 1e-6;
-
-class TransformerGolden : public testing::TestWithParam<std::string> {};
 
 std::vector<float> host(Backend& backend, const View& x) {
   Tensor copy = allocate_host_tensor(x.shape, DType::f32);
@@ -47,124 +45,136 @@ std::vector<bool> flags(const std::vector<int64_t>& set, int64_t size) {
   return out;
 }
 
-TEST_P(TransformerGolden, OneForward) {
-  const auto folder = golden::directory() / "transformer" / GetParam();
-  const Json info = Json::load(folder / "case.json");
-  const golden::Tensors want(folder / "tensors.safetensors");
-  auto backend = make_backend(golden::engine_options());
-  Arena arena(backend->allocate(size_t{256} << 20));
+class TransformerGolden : public testing::TestWithParam<std::string> {
+ protected:
+  static constexpr int64_t kTemporal = 4;
 
-  const auto config = TransformerConfig::from_json(Json::load(folder / "transformer/config.json"));
-  Transformer model(*backend, config, DType::f32);
-  LoadOptions options;
-  if (backend->device() != DeviceKind::cpu) options.dtype = DType::f32;
-  options.ignored = Transformer::is_unused;
-  const WeightStore store = load_weights(
-      *backend, Safetensors::open_folder(folder / "transformer"),
-      [&](WeightVisitor& v) { model.visit_und(v), model.visit_gen(v); }, options);
-
-  const std::vector<int64_t> ids = want.integers("input_ids");
-  const auto text = static_cast<int64_t>(ids.size());
-  const double fps = info.at("fps").as_double();
-  constexpr int64_t kTemporal = 4;
-
-  // Latents and the sequence.
-  const Shape latent_shape = without_batch(want.shape("vision_latent"));
-  const Tensor latent = device(*backend, want.floats("vision_latent"), latent_shape);
-  Tensor sound, action;
-  Sequence sequence;
-  sequence.grid = model.token_grid(latent_shape[1], latent_shape[2], latent_shape[3]);
-  GenInput in;
-  in.target = {latent.view, flags(want.integers("noisy_frames"), latent_shape[1])};
-  if (want.has("sound_latent")) {
-    sound = device(*backend, want.floats("sound_latent"), want.shape("sound_latent"));
-    in.sound = sound.view;
-    sequence.sound_tokens = in.sound.dim(1);
-  }
-  if (want.has("action_latent")) {
-    action = device(*backend, want.floats("action_latent"), want.shape("action_latent"));
-    in.action = action.view;
-    in.action_noisy = flags(want.integers("action_noisy"), in.action.dim(0));
-    in.action_domain = info.at("action_domain").as_int();
-    sequence.action_tokens = in.action.dim(0);
+  TransformerGolden()
+      : folder_(golden::directory() / "transformer" / GetParam()),
+        info_(Json::load(folder_ / "case.json")),
+        want_(folder_ / "tensors.safetensors"),
+        backend_(make_backend(golden::engine_options())),
+        arena_(backend_->allocate(size_t{256} << 20)),
+        config_(TransformerConfig::from_json(Json::load(folder_ / "transformer/config.json"))),
+        model_(*backend_, config_, DType::f32),
+        ids_(want_.integers("input_ids")) {
+    LoadOptions options;
+    if (backend_->device() != DeviceKind::cpu) options.hold = DType::f32;
+    options.ignored = Transformer::is_unused;
+    store_ = load_weights(
+        *backend_, Safetensors::open_folder(folder_ / "transformer"),
+        [&](WeightVisitor& v) { model_.visit_und(v), model_.visit_gen(v); }, options);
+    read_inputs();
+    const auto text = static_cast<int64_t>(ids_.size());
+    const double fps = info_.at("fps").as_double();
+    append_item(positions_, config_, text, sequence_.grid, video_rate(fps, kTemporal));
+    if (in_.sound)
+      append_item(positions_, config_, text, {sequence_.sound_tokens, 1, 1}, sound_rate(config_));
+    if (in_.action) {
+      append_item(positions_, config_, text, {sequence_.action_tokens, 1, 1},
+                  action_rate(fps, kTemporal));
+    }
   }
 
-  // Positions and tables, rebuilt from the grid.
-  Positions gen;
-  append_item(gen, config, text, sequence.grid, video_rate(fps, kTemporal));
-  if (in.sound) append_item(gen, config, text, {sequence.sound_tokens, 1, 1}, sound_rate(config));
-  if (in.action) {
-    append_item(gen, config, text, {sequence.action_tokens, 1, 1}, action_rate(fps, kTemporal));
+  // Latents, and the places of velocities like them.
+  void read_inputs() {
+    const auto place = [&](const char* name, Shape shape, View& in, MutView& out) {
+      inputs_.push_back(device(*backend_, want_.floats(name), shape));
+      in = inputs_.back().view;
+      inputs_.push_back(backend_->allocate_tensor(shape, DType::f32));
+      out = inputs_.back().view;
+    };
+    place("vision_latent", without_batch(want_.shape("vision_latent")), in_.target.latent,
+          out_.vision);
+    const Shape& latent = in_.target.latent.shape;
+    in_.target.noisy = flags(want_.integers("noisy_frames"), latent[1]);
+    sequence_.grid = model_.token_grid(latent[1], latent[2], latent[3]);
+    if (want_.has("sound_latent")) {
+      place("sound_latent", want_.shape("sound_latent"), in_.sound, out_.sound);
+      sequence_.sound_tokens = in_.sound.dim(1);
+    }
+    if (want_.has("action_latent")) {
+      place("action_latent", want_.shape("action_latent"), in_.action, out_.action);
+      in_.action_noisy = flags(want_.integers("action_noisy"), in_.action.dim(0));
+      in_.action_domain = info_.at("action_domain").as_int();
+      sequence_.action_tokens = in_.action.dim(0);
+    }
   }
-  Positions all = text_positions(text);
-  all.insert(all.end(), gen.begin(), gen.end());
-  const std::vector<float> ids_want = want.floats("position_ids");
-  ASSERT_EQ(ids_want.size(), 3 * all.size());
+
+  void expect_near(const std::string& name, View found) {
+    ASSERT_TRUE(want_.has(name)) << name;
+    EXPECT_LT(golden::relative_error(host(*backend_, found), want_.floats(name)), kTolerance)
+        << name;
+  }
+
+  std::filesystem::path folder_;
+  Json info_;
+  golden::Tensors want_;
+  std::unique_ptr<Backend> backend_;
+  Arena arena_;
+  TransformerConfig config_;
+  Transformer model_;
+  WeightStore store_;
+  std::vector<int64_t> ids_;
+  std::vector<Tensor> inputs_;
+  Sequence sequence_;
+  GenInput in_;
+  GenOutput out_;
+  Positions positions_;  // of the generation tokens
+};
+
+// Rebuilt from the grid.
+TEST_P(TransformerGolden, PositionsAndRotaryTables) {
+  Positions all = text_positions(static_cast<int64_t>(ids_.size()));
+  all.insert(all.end(), positions_.begin(), positions_.end());
+  const std::vector<float> want = want_.floats("position_ids");
+  ASSERT_EQ(want.size(), 3 * all.size());
   for (size_t axis = 0; axis < 3; ++axis) {
     for (size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(all[i][axis], ids_want[axis * all.size() + i]) << "axis " << axis << " token " << i;
+      ASSERT_EQ(all[i][axis], want[axis * all.size() + i]) << "axis " << axis << " token " << i;
     }
   }
-  const RopeTable table = rope_table(config, all);
-  const std::vector<float> cos_want = want.floats("rope.cos"), sin_want = want.floats("rope.sin");
-  const auto half = static_cast<size_t>(config.head_dim / 2);
+  const RopeTable table = rope_table(config_, all);
+  const std::vector<float> cos = want_.floats("rope.cos"), sin = want_.floats("rope.sin");
+  const auto half = static_cast<size_t>(config_.head_dim / 2);
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < 2 * half; ++j) {
-      ASSERT_NEAR(table.cos[i * half + j % half], cos_want[i * 2 * half + j], kRopeTolerance);
-      ASSERT_NEAR(table.sin[i * half + j % half], sin_want[i * 2 * half + j], kRopeTolerance);
+      ASSERT_NEAR(table.cos[i * half + j % half], cos[i * 2 * half + j], kRopeTolerance);
+      ASSERT_NEAR(table.sin[i * half + j % half], sin[i * 2 * half + j], kRopeTolerance);
     }
   }
+}
 
-  const Tensor time = backend->allocate_tensor({config.hidden_size}, DType::f32);
-  model.embed_time(arena, time.view, static_cast<float>(info.at("timestep").as_double()));
-  EXPECT_LT(golden::relative_error(host(*backend, time.view), want.floats("time_embed")),
-            kTolerance);
+TEST_P(TransformerGolden, OneForward) {
+  const Tensor time = backend_->allocate_tensor({config_.hidden_size}, DType::f32);
+  model_.embed_time(arena_, time.view, static_cast<float>(info_.at("timestep").as_double()));
+  expect_near("time_embed", time.view);
 
-  const auto expect_layer = [&](const std::string& name, View hidden) {
-    ASSERT_TRUE(want.has(name)) << name;
-    EXPECT_LT(golden::relative_error(host(*backend, hidden), want.floats(name)), kTolerance)
-        << name;
-  };
-  const AttentionInventory inventory{static_cast<int>(config.num_hidden_layers),
-                                     {AttentionRole::und, AttentionRole::gen}};
-  const AttentionStrategy strategy = AttentionStrategy::dense(inventory);
-  Attention attention(*backend, strategy, sequence, config.head_dim);
+  const AttentionStrategy strategy = AttentionStrategy::dense(
+      {static_cast<int>(config_.num_hidden_layers), {AttentionRole::und, AttentionRole::gen}});
+  Attention attention(*backend_, strategy, sequence_, config_.head_dim);
   UndCache und;
   {
-    const Transformer::Prompt prompt{0, ids, &und};
-    Transformer::TextPass pass(model, arena, {&prompt, 1}, attention,
+    const Transformer::Prompt prompt{0, ids_, &und};
+    Transformer::TextPass pass(model_, arena_, {&prompt, 1}, attention,
                                Transformer::LastTextLayer::whole);
-    for (int layer = 0; layer <= model.last_layer(); ++layer) {
+    for (int layer = 0; layer <= model_.last_layer(); ++layer) {
       pass.advance_to(layer);
-      expect_layer(concat("layer", layer, ".und"), pass.hidden(0));
+      expect_near(concat("layer", layer, ".und"), pass.hidden(0));
     }
   }
-  const GenRope rope = model.make_rope(gen, attention);
+  const GenRope rope = model_.make_rope(positions_, attention);
   attention.begin_step(0, 1);
-  const Tensor vision_out = backend->allocate_tensor(latent_shape, DType::f32);
-  Tensor sound_out, action_out;
-  GenOutput out{vision_out.view, {}, {}};
-  if (in.sound) out.sound = (sound_out = backend->allocate_tensor(in.sound.shape, DType::f32)).view;
-  if (in.action)
-    out.action = (action_out = backend->allocate_tensor(in.action.shape, DType::f32)).view;
-  const Transformer::Evaluation evaluation{0, out, in, &und, &rope, &attention};
-  Transformer::GenPass pass(model, arena, {&evaluation, 1}, time.view);
-  for (int layer = 0; layer <= model.last_layer(); ++layer) {
+  const Transformer::Evaluation evaluation{0, out_, in_, &und, &rope, &attention};
+  Transformer::GenPass pass(model_, arena_, {&evaluation, 1}, time.view);
+  for (int layer = 0; layer <= model_.last_layer(); ++layer) {
     pass.advance_to(layer);
-    expect_layer(concat("layer", layer, ".gen"), pass.hidden(0));
+    expect_near(concat("layer", layer, ".gen"), pass.hidden(0));
   }
   pass.finish();
-
-  EXPECT_LT(golden::relative_error(host(*backend, out.vision), want.floats("out.vision")),
-            kTolerance);
-  if (in.sound) {
-    EXPECT_LT(golden::relative_error(host(*backend, out.sound), want.floats("out.sound")),
-              kTolerance);
-  }
-  if (in.action) {
-    EXPECT_LT(golden::relative_error(host(*backend, out.action), want.floats("out.action")),
-              kTolerance);
-  }
+  expect_near("out.vision", out_.vision);
+  if (in_.sound) expect_near("out.sound", out_.sound);
+  if (in_.action) expect_near("out.action", out_.action);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TransformerGolden, testing::ValuesIn(golden::cases("transformer")),

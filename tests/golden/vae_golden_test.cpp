@@ -8,6 +8,7 @@
 #include "cpu/cpu_backend.h"
 #include "golden.h"
 #include "model/vae.h"
+#include "model/weights.h"
 
 namespace orrery {
 namespace {

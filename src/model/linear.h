@@ -1,0 +1,33 @@
+// A projection of a network: its matrices and how they are applied.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "tensor/operand.h"
+
+namespace orrery {
+
+class Communicator;
+
+// One or several weight matrices that are applied to the same input and whose outputs lie side by
+// side: [N_i, K] each. A backend that fuses weights holds them as one.
+struct Linear {
+  std::vector<Operand> weights;
+  std::vector<View> biases;  // empty, or one per weight
+  // f32 [1]: the scale of 8-bit inputs. Empty: each row of an input has its own.
+  View input_scale;
+  // Set when the input dimension was cut (Split::columns): the output is summed over this group.
+  Communicator* reduce = nullptr;
+  int64_t out_features() const;
+  int64_t in_features() const;
+};
+
+// out = activation(x . w^T + b) + residual. `out` spans the parts side by side; `residual` may be
+// `out` itself. With `reduce`, bias and residual are added once, to the first rank's part of the
+// sum.
+void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual = {},
+           Activation activation = Activation::none);
+
+}  // namespace orrery
