@@ -59,11 +59,8 @@ if(ORRERY_PROGRAM)
       install(CODE "
         file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/reference/${kind})
         execute_process(COMMAND $<TARGET_FILE:orrery> reference ${kind} OUTPUT_FILE ${file}
-                        RESULT_VARIABLE status ERROR_QUIET)
-        if(status)
-          file(REMOVE ${file})
-        endif()")
-      install(FILES ${file} DESTINATION ${folder} OPTIONAL)
+                        COMMAND_ERROR_IS_FATAL ANY)")
+      install(FILES ${file} DESTINATION ${folder})
     endforeach()
   endif()
 endif()

@@ -110,7 +110,7 @@ bool answers(const std::vector<std::string>& words, Answer& answer) {
   };
   const size_t width = terminal_width();
   if (is(0, {"--version", "version"})) {
-    answer.text = "orrery " + version() + "\n";
+    answer.text = "orrery " + build_description() + "\n";
   } else if (is(0, {"help", "--help", "-h"})) {
     answer.text =
         words.size() > 1 ? help_of(command_named(words[1]), width, false) : help_of_all(width);

@@ -11,11 +11,14 @@
 #include <vector>
 
 #include "orrery/engine.h"
+#include "orrery/export.h"
 #include "orrery/request.h"
 
 namespace orrery {
+class Json;  // src/base/json.h; not exported
+}
 
-class Json;
+namespace ORRERY_API orrery {
 
 enum class FieldType : uint8_t {
   text,

@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "orrery/export.h"
 #include "orrery/request.h"
 
-namespace orrery {
+namespace ORRERY_API orrery {
 
 // What one attention preset did in the generation tower of a run.
 struct AttentionUse {
