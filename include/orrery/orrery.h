@@ -14,5 +14,6 @@
 #include "orrery/error.h"
 #include "orrery/job.h"
 #include "orrery/media.h"
+#include "orrery/output.h"
 #include "orrery/request.h"
 #include "orrery/version.h"
