@@ -5,7 +5,7 @@
 #include "commands.h"
 #include "compare/panels.h"
 #include "interrupt.h"
-#include "orrery/media.h"
+#include "outputs.h"
 #include "progress.h"
 
 namespace orrery::cli {
@@ -32,31 +32,38 @@ int compare(const Call& call) {
   engine.log = note;
   const Outline outline = check_request(model, request, engine);
   fs::path video = draft.has("output") ? draft.text("output") : ".";
-  if (fs::is_directory(video)) video /= "compare.mp4";
-  check_output(video, outline.frames);
-
-  watch_interrupts();
-  printer.line(outline.summary);
-  std::stop_source stop;
-  const auto progress = [&](const Progress& p) {
-    printer(p);
-    if (interrupted()) stop.request_stop();
-  };
-  const auto outcomes =
-      orrery::compare(model, request, options, engine, progress, stop.get_token());
-
+  if (video.filename().empty() || fs::is_directory(video)) video /= "compare.mp4";
+  check_format(format_of(video), outline.frames);
   const auto beside = [&](const char* extension) {
     return fs::path(video).replace_extension(extension);
   };
-  save_side_by_side(video, outcomes, request.crf);
+  watch_signals();
+  FileClaims claims;
+  claim_inputs(claims, draft, request, engine);
+  for (const ComparedStrategy& strategy : options.strategies) {
+    if (strategy.attention.find('{') == std::string::npos)
+      claims.reads("--attention", strategy.attention);
+  }
+  std::vector<OutputFile> outputs;
+  for (const fs::path& file : {video, beside(".png"), beside(".json"), beside(".txt")}) {
+    outputs.push_back(claims.open("--output", file));
+  }
+
+  printer.line(outline.summary);
+  const StopOnSignal stop(!call.flags.has("quiet"));
+  const auto progress = [&](const Progress& p) { printer(p); };
+  const auto outcomes = orrery::compare(model, request, options, engine, progress, stop.token());
+
   Result sheet;
   sheet.frames = contact_sheet(outcomes);
-  save_output(beside(".png"), sheet);
-  save_text(beside(".json"), to_json(outcomes));
-  save_text(beside(".txt"), to_text(outcomes));
+  outputs[0].write(encode_side_by_side(outcomes, video.string(), request.crf));
+  outputs[1].write(encode(sheet, Format::png));
+  outputs[2].write(to_json(outcomes));
+  outputs[3].write(to_text(outcomes));
   std::printf("%s", to_text(outcomes).c_str());
-  for (const fs::path& file : {video, beside(".png"), beside(".json"), beside(".txt")}) {
-    printer.line(file.string());
+  for (OutputFile& output : outputs) {
+    output.commit();
+    printer.line(output.target().string());
   }
   return 0;
 }

@@ -1,58 +1,13 @@
 #include <cstdio>
+#include <optional>
 
 #include "commands.h"
 #include "interrupt.h"
-#include "orrery/media.h"
+#include "outputs.h"
+#include "printable.h"
 #include "progress.h"
 
 namespace orrery::cli {
-
-namespace {
-
-namespace fs = std::filesystem;
-
-// A folder stands for a file in it: of the request's name, if it has one.
-fs::path output_file(const Draft& draft, int64_t frames) {
-  const fs::path output = draft.has("output") ? draft.text("output") : ".";
-  if (!fs::is_directory(output)) return output;
-  const fs::path name = draft.has("name") ? fs::path(draft.text("name")).filename() : "sample";
-  return output / (name.string() + (frames == 1 ? ".png" : ".mp4"));
-}
-
-void check_writable(const Draft& draft, std::string_view name) {
-  const fs::path file = draft.text(name);
-  if (file.empty()) return;
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  if (!fs::is_directory(folder)) {
-    throw Error(ErrorKind::not_found,
-                draft.find(name)->from + ": the folder " + folder.string() + " does not exist");
-  }
-}
-
-// Sound has a place to go, and a place is given for sound only.
-void check_sound(const Draft& draft, const fs::path& output, const Outline& outline) {
-  if (outline.sampling_rate == 0 && draft.has("save_sound")) {
-    throw Error(ErrorKind::invalid_argument, "--save-sound: no sound is made; add --enable-sound");
-  }
-  if (outline.sampling_rate > 0 && is_still(output) && !draft.has("save_sound")) {
-    throw Error(
-        ErrorKind::invalid_argument,
-        "--enable-sound: a still image holds no sound; name a file for it with --save-sound");
-  }
-}
-
-void save(const Draft& draft, const fs::path& output, const Result& result, int crf) {
-  save_output(output, result, crf);
-  if (draft.has("save_latents")) save_latents(draft.text("save_latents"), result);
-  if (draft.has("save_sound")) save_sound(draft.text("save_sound"), result);
-  fs::path action = draft.text("save_action");
-  if (action.empty() && result.action && fs::is_directory(draft.text("output")))
-    action = fs::path(draft.text("output")) / "sample_action.json";
-  if (!action.empty()) save_action(action, result);
-  if (draft.has("report")) save_text(draft.text("report"), result.report);
-}
-
-}  // namespace
 
 int generate(const Call& call) {
   Job& job = call.job;
@@ -60,11 +15,13 @@ int generate(const Call& call) {
   ProgressPrinter printer(call.flags.has("quiet") || !leads);
   const auto note = [&](const std::string& sentence) { printer.line("note: " + sentence); };
 
-  // Everything that can be refused is refused before a weight is read.
+  // Everything that can be refused is refused before a weight is read, and a signal leaves no file.
+  watch_signals();
   Draft draft;
   Request request;
   EngineOptions options;
-  fs::path model, output;
+  std::filesystem::path model;
+  std::optional<Outputs> outputs;
   job.agree([&] {
     draft = completed(call.flags, note);
     model = model_of(draft);
@@ -73,38 +30,28 @@ int generate(const Call& call) {
     options.job = &job;
     options.log = note;
     const Outline outline = check_request(model, request, options);
-    if (leads) {
-      output = output_file(draft, outline.frames);
-      check_output(output, outline.frames, outline.sampling_rate);
-      check_sound(draft, output, outline);
-      for (const char* name : {"save_latents", "save_action", "save_sound", "report"})
-        check_writable(draft, name);
-    }
+    if (leads) outputs.emplace(draft, request, options, outline);
     return outline.fingerprint;
   });
 
-  watch_interrupts();
+  const StopOnSignal stop(leads && !call.flags.has("quiet"));
   Engine engine = Engine::open(model, options);
   printer.line("orrery " + version() + " on " + engine.device_description());
   printer.line(engine.describe(request));
-  std::stop_source stop;
   Events events;
-  events.progress = [&](const Progress& progress) {
-    printer(progress);
-    if (interrupted()) stop.request_stop();
-  };
-  const Result result = engine.generate(request, events, stop.get_token());
+  events.progress = [&](const Progress& progress) { printer(progress); };
+  const Result result = engine.generate(request, events, stop.token());
   if (!leads) return 0;
 
   for (const AttentionUse& use : result.attention) printer.line("attention: " + to_text(use));
-  save(draft, output, result, request.crf);
-  std::printf("%s\n", output.string().c_str());
+  outputs->save(result);
+  outputs->print_names();
   return 0;
 }
 
 int plan(const Call& call) {
   const auto note = [](const std::string& sentence) {
-    std::fprintf(stderr, "note: %s\n", sentence.c_str());
+    std::fprintf(stderr, "note: %s\n", printable(sentence).c_str());
   };
   const Draft draft = completed(call.flags, note);
   Request request = request_of(draft);

@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "parse.h"
+#include "printable.h"
 
 namespace orrery::cli {
 
@@ -57,9 +58,9 @@ int main(int argc, char** argv) {
     const int rank = job ? job->rank() : 0;
     const bool together = job && job->failed_together();
     if (rank == 0)
-      std::fprintf(stderr, "orrery: %s\n", message);
+      std::fprintf(stderr, "orrery: %s\n", orrery::cli::printable(message).c_str());
     else if (!together)
-      std::fprintf(stderr, "orrery: rank %d: %s\n", rank, message);
+      std::fprintf(stderr, "orrery: rank %d: %s\n", rank, orrery::cli::printable(message).c_str());
     if (job && !together) job->abort(status);
     return status;
   };

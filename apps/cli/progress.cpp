@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdio>
 
+#include "printable.h"
+
 namespace orrery::cli {
 
 namespace {
@@ -25,7 +27,7 @@ void ProgressPrinter::clear() {
 void ProgressPrinter::line(const std::string& text) {
   if (quiet_) return;
   clear();
-  std::fprintf(stderr, "%s\n", text.c_str());
+  std::fprintf(stderr, "%s\n", printable(text).c_str());
 }
 
 void ProgressPrinter::operator()(const Progress& p) {

@@ -54,15 +54,10 @@ int make_checkpoint(const Call& call) {
   options.seed = call.flags.integer("seed");
   options.tokenizer = call.flags.text("tokenizer");
   options.log = [&](const std::string& sentence) { printer.line("note: " + sentence); };
-  watch_interrupts();
-  std::stop_source stop;
+  watch_signals();
+  const StopOnSignal stop(true);
   orrery::make_checkpoint(
-      folder, options,
-      [&](const Progress& progress) {
-        printer(progress);
-        if (interrupted()) stop.request_stop();
-      },
-      stop.get_token());
+      folder, options, [&](const Progress& progress) { printer(progress); }, stop.token());
   std::printf("%s\n", folder.string().c_str());
   return 0;
 }

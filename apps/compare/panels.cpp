@@ -120,8 +120,8 @@ Frames contact_sheet(const std::vector<StrategyOutcome>& outcomes, int64_t colum
   return as_frames(std::move(image));
 }
 
-void save_side_by_side(const std::filesystem::path& file,
-                       const std::vector<StrategyOutcome>& outcomes, int crf) {
+std::vector<uint8_t> encode_side_by_side(const std::vector<StrategyOutcome>& outcomes,
+                                         const std::string& name, int crf) {
   const Frames& first = check(outcomes);
   VideoOptions options;
   const Frames frame = side_by_side(outcomes, 0);
@@ -130,9 +130,9 @@ void save_side_by_side(const std::filesystem::path& file,
   options.fps = outcomes.front().result.fps;
   options.crf = crf;
   options.metadata = outcomes.front().result.metadata;
-  VideoWriter writer(file, options);
-  for (int64_t i = 0; i < first.count; ++i) writer.write(side_by_side(outcomes, i).rgb.data());
-  writer.finish();
+  VideoEncoder encoder(name, options);
+  for (int64_t i = 0; i < first.count; ++i) encoder.write(side_by_side(outcomes, i).rgb.data());
+  return encoder.finish();
 }
 
 }  // namespace orrery

@@ -1,7 +1,8 @@
 // The pictures of a comparison of attention strategies.
 #pragma once
 
-#include <filesystem>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "orrery/compare.h"
@@ -16,8 +17,9 @@ Frames side_by_side(const std::vector<StrategyOutcome>& outcomes, int64_t index,
 // or smaller.
 Frames contact_sheet(const std::vector<StrategyOutcome>& outcomes, int64_t columns = 5,
                      int64_t panel_width = 160);
-// Writes the video of all frames side by side.
-void save_side_by_side(const std::filesystem::path& file,
-                       const std::vector<StrategyOutcome>& outcomes, int crf = 18);
+// The bytes of a video of all frames side by side, of the container that the extension of `name`
+// names.
+std::vector<uint8_t> encode_side_by_side(const std::vector<StrategyOutcome>& outcomes,
+                                         const std::string& name, int crf = 18);
 
 }  // namespace orrery

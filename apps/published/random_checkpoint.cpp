@@ -1,19 +1,17 @@
 #include "published/random_checkpoint.h"
 
-#include <unistd.h>
-
 #include <optional>
 #include <system_error>
 
 #include "backend/dry_run.h"
 #include "base/error.h"
 #include "engine/clock.h"
-#include "io/output_file.h"
 #include "io/safetensors.h"
 #include "model/random_weights.h"
 #include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
+#include "orrery/output.h"
 #include "text/tokenizer.h"
 #include "text/vocabulary.h"
 
@@ -204,33 +202,6 @@ void write_tokenizer(const fs::path& folder) {
   write_text(folder / "chat_template.jinja", kChatTemplate);
 }
 
-// The folder while it is being filled; gone unless it was finished.
-class Unfinished {
- public:
-  explicit Unfinished(const fs::path& target)
-      : target_(target),
-        folder_(target.parent_path() /
-                concat(".orrery-", ::getpid(), "-", target.filename().string())) {
-    fs::create_directories(folder_);
-  }
-  ~Unfinished() {
-    std::error_code none;
-    if (!finished_) fs::remove_all(folder_, none);
-  }
-  Unfinished(const Unfinished&) = delete;
-  Unfinished& operator=(const Unfinished&) = delete;
-
-  const fs::path& path() const { return folder_; }
-  void finish() {
-    fs::rename(folder_, target_);  // an empty folder of that name gives way
-    finished_ = true;
-  }
-
- private:
-  fs::path target_, folder_;
-  bool finished_ = false;
-};
-
 class Writer {
  public:
   Writer(const fs::path& folder, const CheckpointOptions& options, const ProgressCallback& progress,
@@ -339,7 +310,7 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
                        gigabytes(available), " GB are free there"));
   }
 
-  Unfinished unfinished(target);
+  OutputFolder unfinished(target);
   Writer writer(unfinished.path(), options, progress, std::move(stop), bytes);
   writer.write(transformer, preset.transformer);
   writer.write(vae, preset.vae);
@@ -354,7 +325,7 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
     fs::copy(options.tokenizer, tokenizer,
              fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   write_text(unfinished.path() / "model_index.json", model_index(sound.has_value()).dump(1));
-  unfinished.finish();
+  unfinished.commit();
 }
 
 void make_checkpoint(const fs::path& folder, const CheckpointOptions& options,

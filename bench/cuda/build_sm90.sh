@@ -14,7 +14,6 @@ sources=(src/cuda/kernels/sm90_attention.cu src/cuda/kernels/sm90_attention_dens
          src/cuda/kernels/sm90_attention_sparse.cu src/cuda/kernels/sm90_select.cu
          src/cuda/kernels/sm90_conv.cu src/cuda/kernels/sm90_gate.cu
          src/cuda/kernels/sm90_host.cu
-         bench/cuda/attention_8bit.cu bench/cuda/attention_8bit_quantise.cu
          bench/cuda/sm90_shim.cu)
 pids=()
 for source in "${sources[@]}"; do

@@ -559,10 +559,9 @@ class Report:
         ms = compare({'matmul': lambda: a @ b}, rounds=2)['matmul']
         print(f'torch.matmul 8192^3 bf16: {2 * 8192 ** 3 / ms / 1e9:.0f} TFLOP/s')
 
-    def add(self, bench, case, value, flops, peer, peer_value, command, floor=None):
-        floor = flops / PEAK_TFLOPS / 1e9 if floor is None else floor
+    def add(self, bench, case, value, flops, peer, peer_value, command):
         line = dict(bench=bench, case=case, **self.common, command=self.command + command,
-                    value=round(value, 4), unit='ms', floor=round(floor, 4),
+                    value=round(value, 4), unit='ms', floor=round(flops / PEAK_TFLOPS / 1e9, 4),
                     peer=peer, peer_value=round(peer_value, 4), ratio=round(peer_value / value, 3))
         self.lines.append(line)
         print(f'{bench:18s} {case:58s} {value:9.4f} ms {flops / value / 1e9:5.0f} TFLOP/s  '

@@ -283,7 +283,7 @@ void measure_multiply(const Report& report, const std::string& name, double seco
 
 // ---- Other instructions -----------------------------------------------------------------------
 
-constexpr int kLanes = 1024;  // threads of a CTA at most, one CTA an SM
+constexpr int kLanes = 1024;  // threads of a CTA, one an SM
 constexpr int kChains = 8;    // independent ones a thread
 constexpr int kRepeats = 512;
 
@@ -336,7 +336,7 @@ struct Max3 {
 };
 
 template <class Instruction>
-void measure_instruction(const Report& report, const std::string& name) {
+void measure_instruction(const Report& report, const char* name) {
   std::vector<uint32_t> operands(kLanes * kChains);
   std::mt19937 generator(2);
   for (uint32_t& x : operands) x = 0x3f800000u + (generator() & 0x7fffff);
@@ -348,18 +348,13 @@ void measure_instruction(const Report& report, const std::string& name) {
   require(cudaMalloc(&sink, 4));
   require(cudaMalloc(&clocks, sizeof(long long) * sms));
   require(cudaMemcpy(device, operands.data(), operands.size() * 4, cudaMemcpyHostToDevice));
-  // Many warps, and one alone on each of the four schedulers.
-  for (const int lanes : {kLanes, 128}) {
-    for (int i = 0; i < 2; ++i) {
-      instruction_kernel<Instruction><<<sms, lanes>>>(device, sink, clocks);
-    }
-    std::vector<long long> counted(sms);
-    require(cudaMemcpy(counted.data(), clocks, sizeof(long long) * sms, cudaMemcpyDeviceToHost));
-    double mean = 0;
-    for (const long long c : counted) mean += double(c) / sms;
-    report.add(lanes == kLanes ? name : name + ", one warp a scheduler",
-               double(lanes) * kChains * kRepeats / mean, "lanes a clock and SM");
-  }
+  for (int i = 0; i < 2; ++i)
+    instruction_kernel<Instruction><<<sms, kLanes>>>(device, sink, clocks);
+  std::vector<long long> counted(sms);
+  require(cudaMemcpy(counted.data(), clocks, sizeof(long long) * sms, cudaMemcpyDeviceToHost));
+  double mean = 0;
+  for (const long long c : counted) mean += double(c) / sms;
+  report.add(name, double(kLanes) * kChains * kRepeats / mean, "lanes a clock and SM");
   require(cudaFree(device));
   require(cudaFree(sink));
   require(cudaFree(clocks));

@@ -1,5 +1,4 @@
 // C entry points of the Hopper kernels, for loading them from a script.
-#include "attention_8bit.h"
 #include "cuda/kernels/sm90_attention.h"
 #include "cuda/kernels/sm90_select.h"
 
@@ -19,14 +18,6 @@ const char* orrery_select(const orrery::cuda::Sm90SelectParams* params, void* st
 
 uint64_t orrery_select_workspace(const orrery::cuda::Sm90SelectParams* params) {
   return orrery::cuda::sm90_select_workspace(*params);
-}
-
-const char* orrery_quantise_attention(const orrery::cuda::Attention8Params* params, void* stream) {
-  return orrery::cuda::quantise_attention(*params, stream);
-}
-
-const char* orrery_attention_8bit(const orrery::cuda::Attention8Params* params, void* stream) {
-  return orrery::cuda::attention_8bit(*params, stream);
 }
 
 }  // extern "C"

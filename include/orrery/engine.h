@@ -94,6 +94,7 @@ struct Plan {
 struct Outline {
   int64_t frames = 0, height = 0, width = 0;
   int64_t sampling_rate = 0;  // 0: no sound
+  bool predicts_action = false;
   std::string summary;
   std::string fingerprint;  // equal for equal requests and options, on any machine
 };

@@ -15,6 +15,7 @@
 #include "orrery/fields.h"
 #include "orrery/job.h"
 #include "orrery/media.h"
+#include "orrery/output.h"
 #include "orrery/request.h"
 #include "orrery/result.h"
 #include "orrery/version.h"

@@ -4,6 +4,7 @@
 
 #include "engine/request_fields.h"
 #include "io/sha256.h"
+#include "orrery/media.h"
 
 namespace orrery {
 
@@ -208,13 +209,40 @@ Json opened(const Draft& draft, const std::string& name, const Draft::Value& val
   return place;
 }
 
+// What clips are cut down to: as the fields say that are no files.
+Json limits_of(const Draft& draft) {
+  Request plain;
+  for (const Field<Request>& row : request_table()) {
+    constexpr std::string_view kFields[] = {
+        "height",    "width",       "num_frames",       "condition_video_keep",
+        "video_fit", "action_mode", "action_chunk_size"};
+    const bool counts =
+        std::find(std::begin(kFields), std::end(kFields), row.name) != std::end(kFields);
+    const Draft::Value* value = counts ? draft.find(row.name) : nullptr;
+    if (value != nullptr) row.read(plain, *value->json);
+  }
+  if (draft.has("control")) plain.transfer.emplace();
+  const ClipLimits limits = clip_limits(plain);
+  return Json::object()
+      .set("max_frames", limits.max_frames)
+      .set("keep", std::string(name_of(limits.keep)))
+      .set("height", limits.height)
+      .set("width", limits.width)
+      .set("fit", std::string(name_of(limits.fit)));
+}
+
 Json with_files(const Draft& draft, const FieldInfo& field, const Draft::Value& value) {
   const std::string name(field.name);
-  if (field.type == FieldType::file) return opened(draft, name, value, value.json->as_string());
-  if (field.type != FieldType::hint_files) return *value.json;
+  const bool is_file = field.type == FieldType::file;
+  if (!is_file && field.type != FieldType::hint_files) return *value.json;
+  const Json limits = limits_of(draft);
+  const auto open = [&](const std::string& path) {
+    return opened(draft, name, value, path).set("limits", limits);
+  };
+  if (is_file) return open(value.json->as_string());
   Json files = Json::object();
   for (const auto& [hint, file] : value.json->members())
-    files.set(hint, file.is_string() ? opened(draft, name, value, file.as_string()) : file);
+    files.set(hint, file.is_string() ? open(file.as_string()) : file);
   return files;
 }
 

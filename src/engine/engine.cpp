@@ -28,8 +28,13 @@ Outline outline(const ModelFiles& model, const Request& request, const EngineOpt
   check_mesh(options, checkpoint.transformer, &settings);
   prompt_lists(checkpoint, model.tokenizer, settings);
   const int64_t sampling_rate = settings.sound_frames > 0 ? checkpoint.sound->sampling_rate : 0;
-  return {settings.frames, settings.height,   settings.width,
-          sampling_rate,   summary(settings), fingerprint(request, settings, options)};
+  return {settings.frames,
+          settings.height,
+          settings.width,
+          sampling_rate,
+          settings.action && settings.action->noisy,
+          summary(settings),
+          fingerprint(request, settings, options)};
 }
 
 void set_floors(Plan& plan, const DeviceProfile& profile) {

@@ -1,44 +1,99 @@
 #include "orrery/media.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <fstream>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "engine/settings.h"
 #include "io/image.h"
 #include "io/safetensors.h"
+#include "io/tensor_bytes.h"
 #include "io/video.h"
 #include "io/wav.h"
+#include "orrery/output.h"
 
 namespace orrery {
 
 namespace fs = std::filesystem;
 
-Frames load_image(const fs::path& file) {
-  Image image = read_image(file);
-  return {1, image.height, image.width, std::move(image.rgb)};
-}
+namespace {
 
-Frames load_video(const fs::path& file, int64_t max_frames) {
-  const Video video = read_video(file, max_frames);
-  Frames frames{
-      static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
-  for (const auto& frame : video.frames)
-    frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
-  return frames;
-}
-
-Frames load_clip(const fs::path& file) {
+std::string lower_extension(const fs::path& file) {
   std::string extension = file.extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return std::tolower(c); });
+  return extension;
+}
+
+}  // namespace
+
+ClipLimits clip_limits(const Request& request) {
+  ClipLimits limits;
+  if (request.action) {  // the canvas follows from the size as stored
+    limits.max_frames = std::max<int64_t>(request.action->chunk_size, 0) + 1;
+    return limits;
+  }
+  // Sizes and counts that are refused later are not worked with here.
+  const int64_t height = request.height.value_or(kDefaultHeight);
+  const int64_t width = request.width.value_or(kDefaultWidth);
+  if (std::min(height, width) > 0 && std::max(height, width) <= kMaxSide) {
+    limits.height = height;
+    limits.width = width;
+  }
+  // A transfer makes all frames unless a number is given (one more than may be shows), and its
+  // chunks are whole numbers of latent frames.
+  constexpr int64_t kPadding = 16;
+  const int64_t frames =
+      request.num_frames.value_or(request.transfer ? kMaxFrames + 1 : kDefaultFrames);
+  limits.max_frames =
+      std::clamp<int64_t>(frames, 1, kMaxFrames + 1) + (request.transfer ? kPadding : 0);
+  limits.keep = request.condition_video_keep;
+  limits.fit = request.video_fit;
+  return limits;
+}
+
+namespace {
+
+Frames as_frames(Image image) { return {1, image.height, image.width, std::move(image.rgb)}; }
+
+Frames as_frames(Video video) {
+  Frames frames{
+      static_cast<int64_t>(video.frames.size()), video.height, video.width, {}, video.fps};
+  frames.rgb.reserve(static_cast<size_t>(frames.count * frames.height * frames.width * 3));
+  for (std::vector<uint8_t>& frame : video.frames) {
+    frames.rgb.insert(frames.rgb.end(), frame.begin(), frame.end());
+    frame = {};
+  }
+  return frames;
+}
+
+}  // namespace
+
+Frames load_image(const fs::path& file) { return as_frames(read_image(file)); }
+
+Frames load_video(const fs::path& file, const ClipLimits& limits) {
+  return as_frames(read_video(file, limits));
+}
+
+Frames load_clip(const fs::path& file, const ClipLimits& limits) {
   const auto stills = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"};
-  return std::find(stills.begin(), stills.end(), extension) != stills.end() ? load_image(file)
-                                                                            : load_video(file);
+  const bool is_still =
+      std::find(stills.begin(), stills.end(), lower_extension(file)) != stills.end();
+  return is_still ? load_image(file) : load_video(file, limits);
+}
+
+Frames decode_picture(std::span<const uint8_t> bytes, const std::string& name) {
+  return as_frames(decode_image(bytes, name));
+}
+
+Frames decode_clip(std::span<const uint8_t> bytes, const ClipLimits& limits,
+                   const std::string& name) {
+  return as_frames(decode_video(bytes, limits, name));
 }
 
 namespace {
@@ -56,22 +111,6 @@ View view_of(const FloatTensor& tensor) {
   Shape shape;
   for (int64_t dim : tensor.shape) shape.push_back(dim);
   return make_view(tensor.values.data(), shape, DType::f32);
-}
-
-// Writes through a temporary neighbour, so that nobody ever sees half a file.
-void replace_file(const fs::path& file, const std::string& content) {
-  const fs::path partial = file.string() + ".partial";
-  {
-    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    out << content;
-    out.flush();
-    if (!out.good()) {
-      std::error_code ignored;
-      fs::remove(partial, ignored);
-      fail(ErrorKind::invalid_argument, file.string(), ": cannot write the file");
-    }
-  }
-  fs::rename(partial, file);
 }
 
 }  // namespace
@@ -100,30 +139,18 @@ FloatTensor load_actions(const fs::path& file) {
 
 FloatTensor load_latents(const fs::path& file) { return load_tensor(file, "latents"); }
 
-bool is_still(const fs::path& file) { return is_image_extension(file); }
-
-void check_output(const fs::path& file, int64_t frames, int64_t sampling_rate) {
-  require(!file.empty(), "output: the file name is empty");
-  require(!fs::is_directory(file), "output ", file.string(),
-          " is a folder; give a file name such as ",
-          (file / (frames == 1 ? "sample.png" : "sample.mp4")).string());
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  require(fs::is_directory(folder), ErrorKind::not_found, "output: the folder ", folder.string(),
-          " does not exist");
-  require(access(folder.c_str(), W_OK) == 0, "output: the folder ", folder.string(),
-          " is not writable");
-  if (is_image_extension(file)) {
-    require(frames == 1, "output ", file.string(), " is a still image, but ", frames,
-            " frames are made; name an .mp4 file or ask for --num-frames 1");
-    return;
-  }
-  require(is_video_extension(file), "output ", file.string(), ": the extension \"",
-          file.extension().string(),
-          "\" cannot be written; use .png or .jpg for one frame, .mp4 for video");
-  require_video_output(file, static_cast<int>(sampling_rate));
-}
-
 namespace {
+
+constexpr std::pair<std::string_view, Format> kFormats[] = {
+    {".png", Format::png}, {".jpg", Format::jpeg}, {".jpeg", Format::jpeg}, {".mp4", Format::mp4},
+    {".mov", Format::mov}, {".mkv", Format::mkv},  {".webm", Format::webm}};
+
+// Stands for the file in messages about bytes in memory.
+std::string name_of(Format format) {
+  const auto* found = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                   [&](const auto& known) { return known.second == format; });
+  return concat("output", found->first);
+}
 
 // The decoder makes whole latent frames of sound; the clip ends with its pictures.
 std::vector<std::vector<float>> sound_of(const Result& result) {
@@ -135,14 +162,14 @@ std::vector<std::vector<float>> sound_of(const Result& result) {
   return sound;
 }
 
-}  // namespace
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-void save_output(const fs::path& file, const Result& result, int crf) {
+std::vector<uint8_t> encode_named(const Result& result, const std::string& name, int crf) {
   const Frames& frames = result.frames;
-  require(frames.count > 0, "output: the result has no frames");
-  if (is_image_extension(file)) {
-    write_image(file, {frames.height, frames.width, frames.rgb}, result.metadata);
-    return;
+  require(frames.count > 0, name, ": the result has no frames");
+  if (is_image_extension(name)) {
+    require(frames.count == 1, name, ": a still picture cannot hold ", frames.count, " frames");
+    return encode_image({frames.height, frames.width, frames.rgb}, result.metadata, name);
   }
   VideoOptions options;
   options.height = frames.height;
@@ -152,21 +179,58 @@ void save_output(const fs::path& file, const Result& result, int crf) {
   options.metadata = result.metadata;
   if (result.sampling_rate > 0) options.sample_rate = static_cast<int>(result.sampling_rate);
   options.audio = sound_of(result);
-  VideoWriter writer(file, options);
-  for (int64_t i = 0; i < frames.count; ++i) writer.write(frames.frame(i));
-  writer.finish();
+  VideoEncoder encoder(name, options);
+  for (int64_t i = 0; i < frames.count; ++i) encoder.write(frames.frame(i));
+  return encoder.finish();
 }
 
-void save_latents(const fs::path& file, const Result& result) {
-  write_safetensors(file, {{"latents", view_of(result.latents)}}, result.metadata);
+void save(const fs::path& file, const std::vector<uint8_t>& bytes) {
+  OutputFile output(file);
+  output.write(bytes);
+  output.commit();
 }
 
-void save_action(const fs::path& file, const Result& result) {
-  require(result.action.has_value(), "output ", file.string(), ": this run predicts no actions");
+}  // namespace
+
+Format format_of(const fs::path& file) {
+  const std::string extension = lower_extension(file);
+  std::string offers;
+  for (const auto& [known, format] : kFormats) {
+    if (extension == known) return format;
+    offers += concat(offers.empty() ? "" : " ", known);
+  }
+  fail(ErrorKind::invalid_argument, "output ", file.string(), ": the extension \"", extension,
+       "\" cannot be written; those that can: ", offers);
+}
+
+bool is_still(Format format) { return format == Format::png || format == Format::jpeg; }
+
+void check_format(Format format, int64_t frames, int64_t sampling_rate) {
+  if (is_still(format)) {
+    require(frames == 1, name_of(format), " is a still image, but ", frames,
+            " frames are made; name an .mp4 file or ask for --num-frames 1");
+  } else {
+    require_video_output(name_of(format), static_cast<int>(sampling_rate));
+  }
+}
+
+std::vector<uint8_t> encode(const Result& result, Format format, int crf) {
+  return encode_named(result, name_of(format), crf);
+}
+
+std::vector<uint8_t> encode_latents(const Result& result) {
+  return encode_safetensors({{"latents", view_of(result.latents)}}, result.metadata, "latents");
+}
+
+ActionFormat action_format_of(const fs::path& file) {
+  return lower_extension(file) == ".safetensors" ? ActionFormat::safetensors : ActionFormat::json;
+}
+
+std::vector<uint8_t> encode_action(const Result& result, ActionFormat format) {
+  require(result.action.has_value(), "this run predicts no actions");
   const FloatTensor& action = *result.action;
-  if (file.extension() == ".safetensors") {
-    write_safetensors(file, {{"actions", view_of(action)}}, result.metadata);
-    return;
+  if (format == ActionFormat::safetensors) {
+    return encode_safetensors({{"actions", view_of(action)}}, result.metadata, "actions");
   }
   Json rows = Json::array();
   const auto width = static_cast<size_t>(action.shape[1]);
@@ -175,14 +239,35 @@ void save_action(const fs::path& file, const Result& result) {
     for (size_t c = 0; c < width; ++c) row.push(static_cast<double>(action.values[r * width + c]));
     rows.push(std::move(row));
   }
-  replace_file(file, Json::object().set("actions", std::move(rows)).dump(1) + "\n");
+  return bytes_of(Json::object().set("actions", std::move(rows)).dump(1) + "\n");
 }
 
-void save_sound(const fs::path& file, const Result& result) {
-  require(!result.sound.empty(), "output ", file.string(), ": this run makes no sound");
-  write_wav(file, sound_of(result), result.sampling_rate);
+std::vector<uint8_t> encode_sound(const Result& result) {
+  require(!result.sound.empty(), "this run makes no sound");
+  return bytes_of(encode_wav(sound_of(result), result.sampling_rate, "the sound"));
 }
 
-void save_text(const fs::path& file, const std::string& text) { replace_file(file, text); }
+std::string with_files(const std::string& report, const std::map<std::string, std::string>& files) {
+  Json names = Json::object();
+  for (const auto& [role, name] : files) names.set(role, name);
+  return Json::parse(report, "report").set("files", std::move(names)).dump(1) + "\n";
+}
+
+void save_output(const fs::path& file, const Result& result, int crf) {
+  format_of(file);
+  save(file, encode_named(result, file.string(), crf));
+}
+
+void save_latents(const fs::path& file, const Result& result) {
+  save(file, encode_latents(result));
+}
+
+void save_action(const fs::path& file, const Result& result) {
+  save(file, encode_action(result, action_format_of(file)));
+}
+
+void save_sound(const fs::path& file, const Result& result) { save(file, encode_sound(result)); }
+
+void save_text(const fs::path& file, const std::string& text) { save(file, bytes_of(text)); }
 
 }  // namespace orrery

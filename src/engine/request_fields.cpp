@@ -26,6 +26,18 @@ SourceFile source_of(const Json& file) {
   return {file.at("path").as_string(), file.at("sha256").as_string()};
 }
 
+ClipLimits limits_of(const Json& file) {
+  const Json* given = file.find("limits");
+  if (given == nullptr) return {};
+  ClipLimits limits;
+  limits.max_frames = given->at("max_frames").as_int();
+  limits.keep = *value_named<VideoKeep>(given->at("keep").as_string());
+  limits.height = given->at("height").as_int();
+  limits.width = given->at("width").as_int();
+  limits.fit = *value_named<VideoFit>(given->at("fit").as_string());
+  return limits;
+}
+
 Json path_or(const std::optional<SourceFile>& source, const char* what, size_t count) {
   if (source) return Json(source->path);
   return Json::object().set(what, static_cast<int64_t>(count));
@@ -49,12 +61,15 @@ Field<S> file_field(std::optional<T> S::*member, T (*load)(const std::filesystem
           [member, write](const S& from) { return write(from.*member); }};
 }
 
-Frames load_whole_video(const std::filesystem::path& file) { return load_video(file); }
+Frames clip_of(const Json& file) {
+  Frames clip = load_clip(file.at("open").as_string(), limits_of(file));
+  clip.source = source_of(file);
+  return clip;
+}
 
 // A picture is the image that is given, a film the video.
 void read_vision(Request& to, const Json& file) {
-  Frames clip = load_clip(file.at("open").as_string());
-  clip.source = source_of(file);
+  Frames clip = clip_of(file);
   require(clip.count == 1 || !to.video,
           "vision_path and video_path are both videos; give one of them");
   (clip.count == 1 ? to.image : to.video) = std::move(clip);
@@ -79,8 +94,7 @@ void read_controls(TransferRequest& to, const Json& files) {
   for (const auto& [hint, file] : files.members()) {
     Control* control = control_of(to, hint, true);
     if (file.is_boolean()) continue;  // computed from the video
-    control->video = load_clip(file.at("open").as_string());
-    control->video.source = source_of(file);
+    control->video = clip_of(file);
   }
 }
 Json write_controls(const TransferRequest& from) {
@@ -316,12 +330,17 @@ std::vector<Field<Request>> basic_rows() {
                 .type = FieldType::file},
                read_vision,
                [](const R& from) { return write_frames(from.image); }},
-      file_field(&R::video, load_whole_video, write_frames,
-                 {.name = "video_path",
-                  .group = kInput,
-                  .help = "Video that conditions the generation",
-                  .otherwise = "none",
-                  .essential = true}),
+      Field<R>{{.name = "video_path",
+                .group = kInput,
+                .help = "Video that conditions the generation",
+                .otherwise = "none",
+                .essential = true,
+                .type = FieldType::file},
+               [](R& to, const Json& file) {
+                 to.video = load_video(file.at("open").as_string(), limits_of(file));
+                 to.video->source = source_of(file);
+               },
+               [](const R& from) { return write_frames(from.video); }},
       field(&R::condition_frame_indexes_vision,
             {.name = "condition_frame_indexes_vision",
              .group = kInput,

@@ -12,7 +12,8 @@ namespace orrery {
 const std::vector<Field<Request>>& request_table();
 const std::vector<Field<EngineOptions>>& engine_table();
 
-// What a file is read from: {"open", "path", "sha256"}; the value that rows of files read.
+// What a file is read from: {"open", "path", "sha256"}; the value that rows of files read. "limits"
+// (ClipLimits), where there are any, say what of a clip can matter.
 Json file_to_read(const std::filesystem::path& open, const std::string& path);
 
 // Every field that is set, by name. Media by path; those made in memory as {"frames"} or

@@ -15,8 +15,7 @@ namespace orrery {
 
 namespace {
 
-constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189,
-                  kDefaultSteps = 35;
+constexpr int64_t kDefaultSteps = 35;
 constexpr double kDefaultGuidance = 6.0, kDefaultFps = 24;
 
 bool blank(const std::string& text) {
@@ -293,6 +292,20 @@ Checkpoint read_checkpoint(const std::filesystem::path& model) {
   return checkpoint;
 }
 
+namespace {
+
+// Clips are taken frame by frame, as in the public pipeline.
+void note_rate(const std::string& what, const Frames& clip, Settings& s) {
+  constexpr double kSame = 0.01;
+  if (clip.count < 2 || clip.fps <= 0 || std::abs(clip.fps / s.fps - 1) < kSame) return;
+  s.notices.push_back(concat("the ", what, " has ", clip.fps, " frames a second, the request ",
+                             s.fps, ": its frames are taken one by one, so that it runs at ",
+                             s.fps / clip.fps, " of its speed; give fps ", clip.fps,
+                             " to keep it"));
+}
+
+}  // namespace
+
 Settings resolve(const Request& request, const Checkpoint& checkpoint) {
   check_fields(request_table(), request);
   Settings s;
@@ -324,6 +337,12 @@ Settings resolve(const Request& request, const Checkpoint& checkpoint) {
             want[3], "] for this request; the given tensor has another shape");
     for (float value : request.latents->values)
       require(std::isfinite(value), "latents hold a value that is not finite");
+  }
+  if (request.video) note_rate("video", *request.video, s);
+  if (request.transfer) {
+    for (const Control& control : request.transfer->controls) {
+      note_rate(concat(name_of(control.hint), " control"), control.video, s);
+    }
   }
   resolve_sampling(request, checkpoint, s);
   resolve_prompt(request, checkpoint, s);

@@ -18,6 +18,9 @@
 
 namespace orrery {
 
+inline constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kDefaultFrames = 189;
+inline constexpr int64_t kMaxSide = 16384, kMaxFrames = 5000;
+
 enum class Mode {
   text_to_image,
   text_to_video,

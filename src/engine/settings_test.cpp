@@ -8,6 +8,7 @@
 
 #include "engine/backends.h"
 #include "expect_error.h"
+#include "orrery/media.h"
 #include "support/source_dir.h"
 
 namespace orrery {
@@ -96,6 +97,53 @@ TEST(FrameCounts, AreWhatTheVaeMakes) {
         [&](const std::string& notice) { return notice.find(told) != std::string::npos; });
     EXPECT_EQ(says_so, c.asked != c.made) << c.asked;
   }
+}
+
+// Faults, second list, B15: a clip of another rate is taken frame by frame, and that is told.
+TEST(FrameRates, AnotherRateIsTold) {
+  Request request = clip();
+  request.video = grey(17, 64, 96);
+  const auto tells = [&] {
+    const Settings s = resolve(request, pico());
+    return std::any_of(s.notices.begin(), s.notices.end(), [&](const std::string& notice) {
+      return notice.find("60 frames") != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(tells()) << "no rate is known";
+  request.video->fps = 24000.0 / 1001;
+  EXPECT_FALSE(tells());
+  request.video->fps = 60;
+  EXPECT_TRUE(tells());
+  request.fps = 60;
+  EXPECT_FALSE(tells());
+}
+
+// Faults, second list, C2: what is decoded of a clip is what can matter.
+TEST(ClipLimits, FollowTheRequest) {
+  Request request;
+  ClipLimits limits = clip_limits(request);
+  EXPECT_EQ(limits.max_frames, 189);
+  EXPECT_EQ(limits.height, 720);
+  request.num_frames = 5;
+  request.height = request.width = 64;
+  request.condition_video_keep = VideoKeep::last;
+  request.video_fit = VideoFit::cover;
+  limits = clip_limits(request);
+  EXPECT_EQ(limits.max_frames, 5);
+  EXPECT_EQ(limits.height, 64);
+  EXPECT_EQ(limits.keep, VideoKeep::last);
+  EXPECT_EQ(limits.fit, VideoFit::cover);
+  request.height = 1 << 20;  // refused later
+  EXPECT_EQ(clip_limits(request).height, 0);
+  request = {};
+  request.transfer.emplace();
+  EXPECT_GT(clip_limits(request).max_frames, 5000) << "all frames, and a clip too long is seen";
+  request = {};
+  request.action.emplace();
+  request.action->chunk_size = 16;
+  limits = clip_limits(request);
+  EXPECT_EQ(limits.max_frames, 17);
+  EXPECT_EQ(limits.height, 0) << "the canvas follows from the clip's own size";
 }
 
 // B42, B45: which latent frames stay as given, and how many frames are encoded for them.

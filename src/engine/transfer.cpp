@@ -16,8 +16,6 @@ namespace orrery {
 
 namespace {
 
-constexpr int64_t kDefaultHeight = 720, kDefaultWidth = 1280, kMaxFrames = 5000;
-
 struct Hint {
   ControlHint hint;
   TransferDefaults defaults;

@@ -10,6 +10,7 @@ extern "C" {
 #include <libswscale/swscale.h>
 }
 
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -47,6 +48,15 @@ class Options {
  private:
   AVDictionary* options_ = nullptr;
 };
+
+// Files can put numbers into these fields that C++ does not allow an enumeration to hold.
+template <typename Enum>
+int number_of(const Enum& field) {
+  int number = 0;
+  static_assert(sizeof(field) == sizeof(number));
+  std::memcpy(&number, &field, sizeof(number));
+  return number;
+}
 
 inline std::string message(int code) {
   char text[AV_ERROR_MAX_STRING_SIZE] = {};

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <fstream>
 #include <string_view>
-#include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "io/codecs.h"
 #include "io/frame_reader.h"
-#include "io/output_file.h"
+#include "io/input_file.h"
+#include "io/orientation.h"
+#include "orrery/output.h"
 
 namespace orrery {
 namespace {
@@ -24,29 +24,6 @@ std::string lower_extension(const std::filesystem::path& file) {
   return extension;
 }
 
-std::vector<uint8_t> read_bytes(const std::filesystem::path& file) {
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  require(std::filesystem::exists(status), ErrorKind::not_found, file.string(),
-          ": there is no such file");
-  require(!std::filesystem::is_directory(status), file.string(), " is a folder, not a picture");
-  errno = 0;
-  std::ifstream in(file, std::ios::binary);
-  std::vector<uint8_t> bytes;
-  constexpr size_t kChunk = size_t{1} << 20;
-  while (in) {
-    const size_t done = bytes.size();
-    require(int64_t(done) <= kMaxImageBytes, ErrorKind::unsupported, file.string(),
-            " is larger than ", kMaxImageBytes >> 20, " MiB, too large for a picture");
-    bytes.resize(done + kChunk);
-    in.read(reinterpret_cast<char*>(bytes.data() + done), kChunk);
-    bytes.resize(done + static_cast<size_t>(in.gcount()));
-  }
-  require(in.eof(), ErrorKind::invalid_argument, file.string(),
-          ": cannot read the file: ", std::generic_category().message(errno));
-  return bytes;
-}
-
 // libav reads still WebP only, and would call an animation damaged.
 bool is_animated_webp(std::span<const uint8_t> bytes) {
   constexpr size_t kFlags = 20;
@@ -54,6 +31,28 @@ bool is_animated_webp(std::span<const uint8_t> bytes) {
     return std::equal(tag.begin(), tag.end(), bytes.begin() + std::ptrdiff_t(at));
   };
   return bytes.size() > kFlags && has(0, "RIFF") && has(8, "WEBPVP8X") && (bytes[kFlags] & 2) != 0;
+}
+
+// libav leaves the orientation of these as it is stored.
+Orientation stored_orientation(std::span<const uint8_t> bytes) {
+  const auto tag = [&](size_t at, std::string_view name) {
+    return at + name.size() <= bytes.size() &&
+           std::equal(name.begin(), name.end(), bytes.begin() + std::ptrdiff_t(at));
+  };
+  if (!tag(0, "RIFF") || !tag(8, "WEBP")) return exif_orientation(bytes);  // of TIFF alone
+  constexpr size_t kFirstChunk = 12, kChunkHead = 8;
+  for (size_t at = kFirstChunk; at + kChunkHead <= bytes.size();) {
+    size_t size = 0;
+    for (size_t i = 0; i < 4; ++i) size |= size_t{bytes[at + 4 + i]} << (8 * i);
+    size = std::min(size, bytes.size() - at - kChunkHead);
+    if (tag(at, "EXIF")) {
+      constexpr std::string_view kHead("Exif\0\0", 6);  // some writers keep JPEG's
+      const size_t skip = tag(at + kChunkHead, kHead) ? kHead.size() : 0;
+      return exif_orientation(bytes.subspan(at + kChunkHead, size).subspan(std::min(skip, size)));
+    }
+    at += kChunkHead + size + size % 2;
+  }
+  return {};
 }
 
 void require_image_name(const std::filesystem::path& file) {
@@ -78,36 +77,35 @@ Image decode_image(std::span<const uint8_t> bytes, const std::string& name) {
           ": animated WebP cannot be read; save one of its frames as a picture");
   auto frame = FrameReader(bytes, name, FrameReader::Contents::still).next();
   require(frame.has_value(), ErrorKind::corrupt, name, ": the file holds no picture");
-  return std::move(frame->image);
+  return upright(std::move(frame->image), stored_orientation(bytes));
 }
 
 Image read_image(const std::filesystem::path& file) {
-  return decode_image(read_bytes(file), file.string());
+  return decode_image(read_input(file, kMaxImageBytes, "a picture"), file.string());
+}
+
+std::vector<uint8_t> encode_image(const Image& image,
+                                  const std::map<std::string, std::string>& text,
+                                  const std::string& name) {
+  require_image_name(name);
+  require_pixels(image.height, image.width, name);
+  require(std::ssize(image.rgb) == image.height * image.width * 3, name, ": a picture of ",
+          image.width, "x", image.height, " cannot have ", image.rgb.size(), " bytes");
+  return lower_extension(name) == ".png" ? encode_png(image, text, name)
+                                         : encode_jpeg(image, text, name);
 }
 
 void write_image(const std::filesystem::path& file, const Image& image,
                  const std::map<std::string, std::string>& text) {
-  require_image_name(file);
-  const std::string name = file.string();
-  require_pixels(image.height, image.width, name);
-  require(std::ssize(image.rgb) == image.height * image.width * 3, name, ": a picture of ",
-          image.width, "x", image.height, " cannot have ", image.rgb.size(), " bytes");
-  const std::vector<uint8_t> bytes = lower_extension(file) == ".png"
-                                         ? encode_png(image, text, name)
-                                         : encode_jpeg(image, text, name);
+  const std::vector<uint8_t> bytes = encode_image(image, text, file.string());
   OutputFile output(file);
-  output.write(bytes.data(), bytes.size());
+  output.write(bytes);
   output.commit();
 }
 
 bool is_image_extension(const std::filesystem::path& file) {
   const std::string extension = lower_extension(file);
   return extension == ".png" || extension == ".jpg" || extension == ".jpeg";
-}
-
-void require_image_output(const std::filesystem::path& file) {
-  require_image_name(file);
-  OutputFile probe(file);
 }
 
 }  // namespace orrery

@@ -29,14 +29,16 @@ Image read_image(const std::filesystem::path& file);
 Image decode_image(std::span<const uint8_t> bytes, const std::string& name);
 
 // PNG (with `text` as tEXt or iTXt chunks) or JPEG (quality 95, no chroma subsampling, text as
-// comments "key: value"), by extension. Written to a temporary file beside `file`, then renamed.
-// The same image gives the same bytes.
+// comments "key: value"), by the extension of `name`, with which messages begin. The same image
+// gives the same bytes.
+std::vector<uint8_t> encode_image(const Image& image,
+                                  const std::map<std::string, std::string>& text,
+                                  const std::string& name);
+// The same as an output file.
 void write_image(const std::filesystem::path& file, const Image& image,
                  const std::map<std::string, std::string>& text = {});
 
 // True when write_image() can write this extension (.png .jpg .jpeg, any case).
 bool is_image_extension(const std::filesystem::path& file);
-// Throws unless write_image() can write this file here; call before generation starts.
-void require_image_output(const std::filesystem::path& file);
 
 }  // namespace orrery

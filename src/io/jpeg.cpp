@@ -51,6 +51,10 @@ class JpegErrors {
   }
 };
 
+// Cameras and libjpeg's own scripts make 10 scans at most, optimisers some dozens.
+constexpr int kMaxScans = 100;
+// A block of 64 pixels takes a bit or more, but for runs of equal blocks in arithmetic coding.
+constexpr int64_t kMaxPixelsPerByte = 16 * 8 * 64;
 constexpr int kExifMarker = JPEG_APP0 + 1;
 constexpr uint8_t kExifName[] = {'E', 'x', 'i', 'f', 0, 0};
 
@@ -78,6 +82,9 @@ class JpegReader {
     image_.height = codec_.image_height;
     image_.width = codec_.image_width;
     require_pixels(image_.height, image_.width, name_);
+    require(std::ssize(bytes_) * kMaxPixelsPerByte >= image_.height * image_.width,
+            ErrorKind::corrupt, name_, ": the JPEG picture claims ", image_.width, "x",
+            image_.height, " pixels, more than its ", bytes_.size(), " bytes can hold");
     image_.rgb.resize(size_t(image_.height * image_.width * 3));
     if (codec_.out_color_space == JCS_CMYK) row_.resize(size_t(image_.width * 4));
     attempt(&JpegReader::read_pixels);
@@ -108,7 +115,16 @@ class JpegReader {
       break;
     }
   }
+  // Each scan goes over the whole picture: a small file can keep a processor busy for hours.
+  static void on_progress(j_common_ptr codec) {
+    if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMaxScans) return;
+    auto* errors = reinterpret_cast<JpegErrors*>(codec->err);
+    std::snprintf(errors->message, sizeof errors->message, "it has more than %d scans", kMaxScans);
+    longjmp(errors->target, 1);
+  }
   void read_pixels() {
+    progress_.progress_monitor = on_progress;
+    codec_.progress = &progress_;
     jpeg_start_decompress(&codec_);
     while (codec_.output_scanline < codec_.output_height) {
       uint8_t* rgb = image_.rgb.data() + int64_t{codec_.output_scanline} * image_.width * 3;
@@ -124,6 +140,7 @@ class JpegReader {
   const std::string& name_;
   JpegErrors errors_;
   jpeg_decompress_struct codec_{};
+  jpeg_progress_mgr progress_{};
   Image image_;
   std::vector<uint8_t> row_;
   Orientation orientation_;

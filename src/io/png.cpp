@@ -11,6 +11,8 @@
 namespace orrery {
 namespace {
 
+constexpr png_alloc_size_t kMaxChunkBytes = 1 << 20;  // of what is kept beside the pixels
+
 // libpng reports errors by longjmp, which must not pass C++ objects: each stage below is a member
 // function whose own objects all live in the class, entered through attempt().
 class PngReader {
@@ -24,6 +26,10 @@ class PngReader {
     }
     png_set_read_fn(png_, this, on_read);
     png_set_user_limits(png_, 0x7fffffff, 0x7fffffff);
+    // Beside pixels and orientation nothing is wanted, and compressed texts can claim gigabytes.
+    constexpr png_byte kSkipped[] = "iCCP\0iTXt\0sPLT\0tEXt\0zTXt";
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, kSkipped, sizeof(kSkipped) / 5);
+    png_set_chunk_malloc_max(png_, kMaxChunkBytes);
   }
   ~PngReader() { png_destroy_read_struct(&png_, &info_, nullptr); }
   PngReader(const PngReader&) = delete;

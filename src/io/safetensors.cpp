@@ -52,7 +52,9 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
       file->data_ = static_cast<const std::byte*>(data);
   }
   ::close(descriptor);
-  if (code != 0) refuse(ErrorKind::out_of_memory, "it cannot be mapped: " + system_message(code));
+  require(code == 0, ErrorKind::out_of_memory, path.string(), ": ", file->bytes_,
+          " bytes cannot be mapped into the address space (", system_message(code),
+          "); raise the limit on it (ulimit -v)");
   return file;
 }
 
@@ -161,6 +163,7 @@ Safetensors Safetensors::open_folder(const std::filesystem::path& folder) {
     try {
       mapped = MappedFile::open(path);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::out_of_memory) throw;  // no fault of the checkpoint
       faults.add("unreadable file", error.what());
       continue;
     }

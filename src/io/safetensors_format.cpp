@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/json.h"
-#include "io/output_file.h"
-#include "io/safetensors.h"
+#include "io/tensor_bytes.h"
+#include "orrery/output.h"
 
 namespace orrery {
 
@@ -321,11 +321,11 @@ std::string make_header(const std::vector<TensorSpec>& tensors, const std::vecto
   return header;
 }
 
-void refuse_tensor(const std::filesystem::path& file, const std::string& tensor, const char* why) {
-  fail(ErrorKind::invalid_argument, file.string(), ": the tensor ", tensor, " ", why);
+void refuse_tensor(const std::string& file, const std::string& tensor, const char* why) {
+  fail(ErrorKind::invalid_argument, file, ": the tensor ", tensor, " ", why);
 }
 
-void check_names(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors) {
+void check_names(const std::string& file, const std::vector<TensorSpec>& tensors) {
   std::vector<std::string_view> names;
   for (const TensorSpec& tensor : tensors) {
     if (tensor.name == "__metadata__") {
@@ -337,15 +337,15 @@ void check_names(const std::filesystem::path& file, const std::vector<TensorSpec
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
-    fail(ErrorKind::invalid_argument, file.string(), ": two tensors are named ", *twice);
+    fail(ErrorKind::invalid_argument, file, ": two tensors are named ", *twice);
   }
 }
 
-}  // namespace
+using TensorMaker = std::function<void(size_t i, const TensorSink& write)>;
 
-void stream_safetensors(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors,
-                        const std::function<void(size_t i, const TensorSink& write)>& make,
-                        const std::map<std::string, std::string>& metadata) {
+void put_safetensors(const std::string& file, const std::vector<TensorSpec>& tensors,
+                     const TensorMaker& make, const std::map<std::string, std::string>& metadata,
+                     const TensorSink& put) {
   check_names(file, tensors);
   std::vector<size_t> layout(tensors.size());
   for (size_t i = 0; i < layout.size(); ++i) layout[i] = i;
@@ -364,36 +364,62 @@ void stream_safetensors(const std::filesystem::path& file, const std::vector<Ten
   for (size_t i = 0; i < kLengthBytes; ++i) {
     length[i] = static_cast<std::byte>(uint64_t{header.size()} >> (8 * i));
   }
-  OutputFile out(file);
-  out.write(length, sizeof length);
-  out.write(header.data(), header.size());
+  put(length, sizeof length);
+  put(header.data(), header.size());
   for (const size_t i : layout) {
     size_t written = 0;
     make(i, [&](const void* data, size_t bytes) {
-      out.write(data, bytes);
+      put(data, bytes);
       written += bytes;
     });
-    require(static_cast<int64_t>(written) == tensors[i].bytes(), file.string(), ": the tensor ",
+    require(static_cast<int64_t>(written) == tensors[i].bytes(), file, ": the tensor ",
             tensors[i].name, " has ", tensors[i].bytes(), " bytes, but ", written, " were made");
   }
-  out.commit();
 }
 
-void write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+void put_tensors(const std::string& file, const std::vector<NamedTensor>& tensors,
+                 const std::map<std::string, std::string>& metadata, const TensorSink& put) {
   std::vector<TensorSpec> specs;
   for (const auto& [name, view] : tensors) {
     if (view.device != DeviceKind::cpu) refuse_tensor(file, name, "is not in host memory");
     if (!view.contiguous()) refuse_tensor(file, name, "is not contiguous");
     specs.push_back({name, view.dtype, view.shape});
   }
-  stream_safetensors(
-      file, specs,
-      [&](size_t i, const TensorSink& write) {
-        const View& view = tensors[i].view;
-        write(view.data, static_cast<size_t>(view.bytes()));
-      },
-      metadata);
+  const auto make = [&](size_t i, const TensorSink& write) {
+    const View& view = tensors[i].view;
+    write(view.data, static_cast<size_t>(view.bytes()));
+  };
+  put_safetensors(file, specs, make, metadata, put);
+}
+
+}  // namespace
+
+void stream_safetensors(const std::filesystem::path& file, const std::vector<TensorSpec>& tensors,
+                        const std::function<void(size_t i, const TensorSink& write)>& make,
+                        const std::map<std::string, std::string>& metadata) {
+  OutputFile out(file);
+  put_safetensors(file.string(), tensors, make, metadata,
+                  [&](const void* data, size_t bytes) { out.write(data, bytes); });
+  out.commit();
+}
+
+void write_safetensors(const std::filesystem::path& file, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  OutputFile out(file);
+  put_tensors(file.string(), tensors, metadata,
+              [&](const void* data, size_t bytes) { out.write(data, bytes); });
+  out.commit();
+}
+
+std::vector<uint8_t> encode_safetensors(const std::vector<NamedTensor>& tensors,
+                                        const std::map<std::string, std::string>& metadata,
+                                        const std::string& name) {
+  std::vector<uint8_t> bytes;
+  put_tensors(name, tensors, metadata, [&](const void* data, size_t size) {
+    const auto* from = static_cast<const uint8_t*>(data);
+    bytes.insert(bytes.end(), from, from + size);
+  });
+  return bytes;
 }
 
 }  // namespace orrery

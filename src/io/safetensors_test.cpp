@@ -1,11 +1,13 @@
 #include "io/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -487,6 +489,33 @@ TEST(Checkpoint, ShippedModelOpens) {
       "microseconds",
       static_cast<int>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
   EXPECT_LT(took, std::chrono::milliseconds(500));  // 5 ms on an idle machine
+}
+
+// Faults, second list, C11: no address space is no fault of the checkpoint. In a process of its
+// own.
+TEST(SafetensorsDeathTest, NoAddressSpaceIsToldAsMemory) {
+  const ScratchFolder folder;
+  std::string header = R"({"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]}})";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  std::string length(8, '\0');
+  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
+  const auto shard = folder.write("one.safetensors", length + header);
+  std::filesystem::resize_file(shard, 8 + header.size() + 33554432);
+  folder.write(std::string(kWeightsIndexName), R"({"weight_map":{"a":"one.safetensors"}})");
+  const auto open_without_room = [&] {
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlimit limit{pages * 4096 + (rlim_t{8} << 20), RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      Safetensors::open_folder(folder.path());
+    } catch (const Error& error) {
+      std::_Exit(error.kind() == ErrorKind::out_of_memory ? 0 : 1);
+    }
+    std::_Exit(2);
+  };
+  EXPECT_EXIT(open_without_room(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

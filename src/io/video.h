@@ -5,10 +5,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "io/image.h"
+#include "orrery/media.h"
+#include "orrery/output.h"
 
 namespace orrery {
 
@@ -23,27 +26,40 @@ struct VideoOptions {
   int sample_rate = 48000;
 };
 
-// Encodes frames as they come into a temporary file beside the target; finish() closes it, reads it
-// back far enough to see that it holds every frame in the format meant (for H.264: High profile,
-// yuv420p, BT.709), and renames it. Destroyed without finish(), it leaves nothing behind. The same
-// frames and options give the same bytes.
-class VideoWriter {
+// Encodes frames as they come, into memory. finish() completes the file and reads it back far
+// enough to see that it holds every frame in the format meant (for H.264: High profile, yuv420p,
+// BT.709). The same frames and options give the same bytes.
+class VideoEncoder {
  public:
-  VideoWriter(const std::filesystem::path& file, const VideoOptions& options);
-  ~VideoWriter();
-  VideoWriter(const VideoWriter&) = delete;
-  VideoWriter& operator=(const VideoWriter&) = delete;
+  // The extension of `name` chooses the container; messages begin with it.
+  VideoEncoder(const std::string& name, const VideoOptions& options);
+  ~VideoEncoder();
+  VideoEncoder(const VideoEncoder&) = delete;
+  VideoEncoder& operator=(const VideoEncoder&) = delete;
   void write(const uint8_t* rgb);  // one frame [height, width, 3]
-  void finish();                   // refuses when no frame was written
+  // The whole file. Refuses when no frame was written.
+  std::vector<uint8_t> finish();
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
+// The same into an output file, which appears at finish().
+class VideoWriter {
+ public:
+  VideoWriter(const std::filesystem::path& file, const VideoOptions& options);
+  void write(const uint8_t* rgb) { encoder_.write(rgb); }
+  void finish();
+
+ private:
+  OutputFile file_;
+  VideoEncoder encoder_;
+};
+
 // True for .mp4, .mov, .mkv (H.264 and AAC) and .webm (VP9 and Opus), any case.
 bool is_video_extension(const std::filesystem::path& file);
-// Throws unless a file of this extension can be written by this build, here; call before generation
+// Throws unless a file of this extension can be written by this build; call before generation
 // starts. Never changes the container: the message offers those that can be written. `sample_rate`:
 // of sound that goes into it; 0: none.
 void require_video_output(const std::filesystem::path& file, int sample_rate = 0);
@@ -55,9 +71,15 @@ struct Video {
   std::vector<std::vector<uint8_t>> frames;  // each [height, width, 3]
 };
 
-// Decodes at most max_frames frames (0: all), rotated as the container's display matrix says.
-// Frames of varying duration are brought to the most usual rate by repeating and leaving out
-// frames. Damaged or truncated files are errors, unless max_frames end before the damage.
-Video read_video(const std::filesystem::path& file, int64_t max_frames = 0);
+// Decodes the frames that `limits` ask for, upright, progressive and in BT.709: frames are turned
+// as the container's display matrix says, interlaced ones deinterlaced, PQ and HLG brought to
+// standard dynamic range. Each is brought to the size asked for as it is decoded, so that memory
+// holds the frames kept at that size and no more. Frames of varying duration are brought to the
+// most usual rate by repeating and leaving out frames. Damaged or truncated files are errors,
+// unless the frames kept end before the damage.
+Video read_video(const std::filesystem::path& file, const ClipLimits& limits = {});
+// The same from memory; messages begin with `name`.
+Video decode_video(std::span<const uint8_t> bytes, const ClipLimits& limits,
+                   const std::string& name);
 
 }  // namespace orrery

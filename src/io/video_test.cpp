@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "expect_error.h"
 #include "io/av.h"
+#include "io/resize.h"
 #include "scratch_folder.h"
 #include "support/source_dir.h"
 
@@ -365,8 +367,8 @@ TEST(ReadVideo, Plain) {
 }
 
 TEST(ReadVideo, StopsAtMaxFrames) {
-  EXPECT_EQ(read_video(kMedia / "plain.mp4", 2).frames.size(), 2u);
-  EXPECT_EQ(read_video(kMedia / "plain.mp4", 100).frames.size(), 6u);
+  EXPECT_EQ(read_video(kMedia / "plain.mp4", {.max_frames = 2}).frames.size(), 2u);
+  EXPECT_EQ(read_video(kMedia / "plain.mp4", {.max_frames = 100}).frames.size(), 6u);
 }
 
 TEST(ReadVideo, RotationFlag) {
@@ -399,7 +401,7 @@ TEST(ReadVideo, VariableRateKeepsItsPace) {
   const Video video = read_video(kMedia / "variable_rate.mkv");
   EXPECT_NEAR(video.fps, 10, 1e-6);
   EXPECT_EQ(centres(video), (std::vector<int>{0, 40, 80, 80, 80, 80, 80, 80, 80, 120, 160, 200}));
-  EXPECT_EQ(centres(read_video(kMedia / "variable_rate.mkv", 5)),
+  EXPECT_EQ(centres(read_video(kMedia / "variable_rate.mkv", {.max_frames = 5})),
             (std::vector<int>{0, 40, 80, 80, 80}));
 }
 
@@ -474,8 +476,117 @@ TEST(ReadVideo, TruncatedFiles) {
                  [&] { read_video(folder.write("fast.mp4", fast.substr(0, fast.size() - cut))); });
   }
   // The frames before the cut are good.
-  EXPECT_EQ(read_video(folder.write("fast.mp4", fast.substr(0, fast.size() - 1)), 2).frames.size(),
-            2u);
+  const auto cut = folder.write("fast.mp4", fast.substr(0, fast.size() - 1));
+  EXPECT_EQ(read_video(cut, {.max_frames = 2}).frames.size(), 2u);
+}
+
+std::vector<uint8_t> bytes_of(const std::filesystem::path& file) {
+  const std::string text = ScratchFolder::read(file);
+  return {text.begin(), text.end()};
+}
+
+TEST(ReadVideo, FromMemoryAsFromAFile) {
+  for (const char* name : {"plain.mp4", "moving.gif", "variable_rate.mkv", "rotated90.mp4"}) {
+    const Video video = read_video(kMedia / name);
+    const Video again = decode_video(bytes_of(kMedia / name), {}, name);
+    EXPECT_EQ(again.frames, video.frames) << name;
+    EXPECT_EQ(again.fps, video.fps) << name;
+  }
+  expect_error(ErrorKind::corrupt, {"a clip", "not a video"},
+               [] { decode_video(std::vector<uint8_t>(100, 'x'), {}, "a clip"); });
+}
+
+TEST(ReadVideo, EitherEndIsKept) {
+  for (const char* name : {"plain.mp4", "variable_rate.mkv"}) {
+    const Video all = read_video(kMedia / name);
+    const auto count = std::ssize(all.frames);
+    for (int64_t n : {int64_t{1}, int64_t{3}, count - 1, count, count + 5}) {
+      const int64_t kept = std::min(n, count);
+      const Video last = read_video(kMedia / name, {.max_frames = n, .keep = VideoKeep::last});
+      ASSERT_EQ(std::ssize(last.frames), kept) << name;
+      EXPECT_TRUE(std::equal(last.frames.begin(), last.frames.end(), all.frames.end() - kept))
+          << name << ", last " << n;
+    }
+  }
+}
+
+TEST(ReadVideo, BroughtToTheSizeAskedForAsFramesAre) {
+  const Video plain = read_video(kMedia / "plain.mp4");
+  const Video small = read_video(kMedia / "plain.mp4", {.height = 16, .width = 32});
+  const Video cover =
+      read_video(kMedia / "plain.mp4", {.height = 16, .width = 32, .fit = VideoFit::cover});
+  ASSERT_EQ(small.frames.size(), plain.frames.size());
+  for (size_t i = 0; i < plain.frames.size(); ++i) {
+    const Image frame{plain.height, plain.width, plain.frames[i]};
+    EXPECT_EQ(small.frames[i], resize_8bit(frame, 16, 32).rgb);
+    EXPECT_EQ(cover.frames[i], cover_8bit(frame, 16, 32).rgb);
+    // What is done once more later changes nothing.
+    EXPECT_EQ(resize_8bit({16, 32, small.frames[i]}, 16, 32).rgb, small.frames[i]);
+    EXPECT_EQ(cover_8bit({16, 32, cover.frames[i]}, 16, 32).rgb, cover.frames[i]);
+  }
+}
+
+// Faults, second list, C2: 300 frames of 1080p in 18 KB took 4.9 GB.
+TEST(ReadVideo, MemoryIsThatOfTheFramesKept) {
+  const ScratchFolder folder;
+  const auto peak = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss / 1024;  // MB
+  };
+  const auto file = kMedia / "black_300_frames.mp4";
+  const auto before = peak();
+  const Video first = read_video(file, {.max_frames = 5, .height = 64, .width = 64});
+  EXPECT_EQ(first.frames.size(), 5u);
+  const Video last =
+      read_video(file, {.max_frames = 5, .keep = VideoKeep::last, .height = 64, .width = 64});
+  EXPECT_EQ(last.frames.size(), 5u);
+  // The decoder's own frames (its threads hold some 3 MB each) and one frame of 6 MB as RGB.
+  EXPECT_LT(peak() - before, 400);
+}
+
+// Faults, second list, B14: the picture track is flagged as the default.
+TEST(ReadVideo, TheTrackWithPicturesInTime) {
+  EXPECT_EQ(read_video(kMedia / "picture_track_default.mp4").frames.size(), 24u);
+}
+
+// Faults, second list, B13. The clips hold the pictures of the first one.
+TEST(ReadVideo, HighDynamicRangeIsToneMapped) {
+  const Video plain = read_video(kMedia / "range_sdr.mp4");
+  for (const char* name : {"range_pq.mp4", "range_hlg.mp4"}) {
+    const Video video = read_video(kMedia / name);
+    ASSERT_EQ(video.frames.size(), plain.frames.size()) << name;
+    // Taken as BT.709 they are 12 and 16 dB off. What is left is the compressed whites and two
+    // lossy encodings.
+    EXPECT_GT(psnr(video.frames[0], plain.frames[0]), 27) << name;
+  }
+}
+
+// Comb: lines of the two fields differ where the picture moves.
+double comb(const Video& video, const std::vector<uint8_t>& frame) {
+  double sum = 0;
+  for (int64_t y = 1; y + 1 < video.height; ++y) {
+    for (int64_t x = 0; x < video.width; ++x) {
+      const auto at = [&](int64_t row) {
+        return double(frame[size_t((row * video.width + x) * 3 + 1)]);
+      };
+      const double above = at(y - 1) - at(y), below = at(y + 1) - at(y);
+      if (above * below > 0) sum += std::min(std::abs(above), std::abs(below));
+    }
+  }
+  return sum / double(video.width * video.height);
+}
+
+TEST(ReadVideo, InterlacedIsDeinterlaced) {
+  const Video video = read_video(kMedia / "interlaced.mp4");
+  EXPECT_EQ(video.frames.size(), 12u);
+  EXPECT_NEAR(video.fps, 24, 1e-9);
+  for (const auto& frame : video.frames) EXPECT_LT(comb(video, frame), 2);
+}
+
+TEST(ReadVideo, PipesAndDevicesAreNamed) {  // Faults, second list, C6
+  expect_error(ErrorKind::invalid_argument, {"/dev/zero", "device"},
+               [] { read_video("/dev/zero"); });
 }
 
 }  // namespace

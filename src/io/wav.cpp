@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "io/output_file.h"
 
 namespace orrery {
 namespace {
@@ -24,9 +23,8 @@ struct Bytes {
 
 }  // namespace
 
-void write_wav(const std::filesystem::path& file, const std::vector<std::vector<float>>& channels,
-               int64_t sampling_rate) {
-  const std::string name = file.string();
+std::string encode_wav(const std::vector<std::vector<float>>& channels, int64_t sampling_rate,
+                       const std::string& name) {
   const auto count = std::ssize(channels);
   require(count >= 1 && count <= 2, name, ": the sound has ", count,
           " channels; one or two can be written");
@@ -60,9 +58,7 @@ void write_wav(const std::filesystem::path& file, const std::vector<std::vector<
       out.number(std::lround(std::clamp(channel[i], -1.0f, 1.0f) * 32767.0f), kSampleBytes);
     }
   }
-  OutputFile target(file);
-  target.write(out.data.data(), out.data.size());
-  target.commit();
+  return std::move(out.data);
 }
 
 }  // namespace orrery

@@ -8,6 +8,7 @@
 #include "e2e/process.h"
 #include "golden/golden.h"
 #include "io/safetensors.h"
+#include "orrery/output.h"
 #include "scratch_folder.h"
 
 namespace orrery {
@@ -177,14 +178,8 @@ std::vector<pid_t> children_of(pid_t pid) {
   return children;
 }
 
-TEST_F(Mpirun, AKilledRankEndsAll) {
-  Words command = clip("x.mp4") + Words{"--cp-degree", "2"};
-  for (size_t i = 0; i < command.size(); ++i) {
-    if (command[i] == "--num-inference-steps") command[i + 1] = "900";
-  }
-  Process process(job(2, command), "timeout");
-  process.wait_for("prompt: 1/1");
-  // timeout runs mpirun, which runs the ranks (and may run helpers).
+// The ranks that timeout's mpirun started (which may run helpers too).
+std::vector<pid_t> ranks_of(const Process& process) {
   std::vector<pid_t> ranks;
   for (pid_t mpirun : children_of(process.pid())) {
     for (pid_t child : children_of(mpirun)) {
@@ -193,14 +188,31 @@ TEST_F(Mpirun, AKilledRankEndsAll) {
       if (name >> comm && comm == "orrery") ranks.push_back(child);
     }
   }
-  ASSERT_EQ(ranks.size(), 2u);
-  const auto start = std::chrono::steady_clock::now();
-  kill(ranks[1], SIGKILL);
-  const Outcome outcome = process.finish();
-  EXPECT_NE(outcome.status, 0);
-  EXPECT_NE(outcome.status, 124) << "the job had to be stopped from outside";
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-  EXPECT_EQ(scratch_.file_count(), 0);
+  return ranks;
+}
+
+// Faults, second list, C9: every signal to any rank ends the job. A rank that is killed cannot
+// remove its temporary file: the next output in the folder does.
+TEST_F(Mpirun, ASignalToOneRankEndsAll) {
+  Words command = clip("x.mp4") + Words{"--cp-degree", "2"};
+  for (size_t i = 0; i < command.size(); ++i) {
+    if (command[i] == "--num-inference-steps") command[i + 1] = "900";
+  }
+  for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP}) {
+    Process process(job(2, command), "timeout");
+    process.wait_for("prompt: 1/1");
+    const std::vector<pid_t> ranks = ranks_of(process);
+    ASSERT_EQ(ranks.size(), 2u);
+    const auto start = std::chrono::steady_clock::now();
+    kill(ranks[1], signal);
+    const Outcome outcome = process.finish();
+    EXPECT_NE(outcome.status, 0) << signal;
+    EXPECT_NE(outcome.status, 124) << "the job had to be stopped from outside: " << signal;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << signal;
+    EXPECT_FALSE(std::filesystem::exists(scratch_.path() / "x.mp4")) << signal;
+    const OutputFile next(scratch_.path() / "next.mp4");
+    EXPECT_EQ(scratch_.file_count(), 1) << signal;
+  }
 }
 
 }  // namespace

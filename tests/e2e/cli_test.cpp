@@ -170,7 +170,6 @@ const std::vector<Refusal> kRefusals{
     {"LongPrompt", {"--prompt", std::string(30000, '7')}, "4096"},
     {"UnknownExtension", {"--output", "x.avi2"}, ".avi2"},
     {"ImageForVideo", {"--output", "x.png"}, "still image"},
-    {"MissingFolder", {"--output", "no/such/folder/x.mp4"}, "does not exist"},
     {"SoundWithoutHead", {"--enable-sound"}, "makes no sound"},
     {"UnknownDevice", {"--device", "tpu"}, "device \"tpu\" is not known"},
     {"CudaAbsent",

@@ -35,21 +35,16 @@ constexpr int kConsumers = 2;  // warpgroups
 constexpr int kRows = 64;      // of a consumer
 constexpr int kThreads = 128 * (1 + kConsumers);
 
-// Registers a thread after reallocation.
+// Registers a thread after reallocation; a CTA of 384 threads starts with 168 each.
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 
-// Registers a thread that a CTA of `warpgroups` starts with, one CTA an SM.
-__host__ __device__ constexpr int registers_at_start(int warpgroups) {
-  return 65536 / (128 * warpgroups) / 8 * 8;
-}
-
-// Runs produce(warp, lane) in the producer warpgroup, consume(warpgroup, warp, lane) in each of
-// kCount consumer warpgroups, which are numbered from 0. Warps are numbered within their warpgroup.
-template <int kProducer = kProducerRegisters, int kConsumer = kConsumerRegisters,
-          int kCount = kConsumers, class Produce, class Consume>
+// Runs produce(warp, lane) in the producer warpgroup, consume(warpgroup, warp, lane) in each
+// consumer warpgroup, which are numbered from 0. Warps are numbered within their warpgroup.
+template <int kProducer = kProducerRegisters, int kConsumer = kConsumerRegisters, class Produce,
+          class Consume>
 __device__ __forceinline__ void run_roles(const Produce& produce, const Consume& consume) {
-  static_assert(kProducer + kCount * kConsumer <= (1 + kCount) * registers_at_start(1 + kCount),
+  static_assert(kProducer + kConsumers * kConsumer <= (1 + kConsumers) * 168,
                 "reallocation cannot hand out more registers than the CTA starts with");
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   const int warp = warp_uniform(threadIdx.x / 32 % 4);

@@ -1,15 +1,16 @@
-#include "io/frame_reader.h"
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 
 #include "base/error.h"
 #include "io/av.h"
 #include "io/codecs.h"
+#include "io/frame_reader.h"
+#include "io/input_file.h"
+#include "io/media_filter.h"
+#include "io/media_memory.h"
 #include "io/orientation.h"
 
 namespace orrery {
@@ -25,45 +26,8 @@ constexpr const char* kStillFormats =
     "pam_pipe,pbm_pipe,pgm_pipe,ppm_pipe,qoi_pipe,psd_pipe,sgi_pipe,sunrast_pipe,xbm_pipe,exr_pipe,"
     "dds_pipe,pcx_pipe,pfm_pipe,hdr_pipe";
 
-// Reading position in a block of memory, for AVIOContext.
-struct MemorySource {
-  std::span<const uint8_t> bytes;
-  int64_t at = 0;
-
-  static int read(void* opaque, uint8_t* out, int size) {
-    auto& source = *static_cast<MemorySource*>(opaque);
-    const int64_t left = std::ssize(source.bytes) - source.at;
-    const int64_t count = std::min<int64_t>(size, left);
-    if (count <= 0) return AVERROR_EOF;
-    std::memcpy(out, source.bytes.data() + source.at, size_t(count));
-    source.at += count;
-    return int(count);
-  }
-  static int64_t seek(void* opaque, int64_t offset, int whence) {
-    auto& source = *static_cast<MemorySource*>(opaque);
-    const int64_t size = std::ssize(source.bytes);
-    if (whence & AVSEEK_SIZE) return size;
-    if ((whence & ~AVSEEK_FORCE) == SEEK_CUR) offset += source.at;
-    if ((whence & ~AVSEEK_FORCE) == SEEK_END) offset += size;
-    if (offset < 0 || offset > size) return AVERROR(EINVAL);
-    source.at = offset;
-    return offset;
-  }
-};
-
-void free_memory_io(AVIOContext** io) {
-  if (*io) av_freep(&(*io)->buffer);
-  avio_context_free(io);
-}
-
-// Files can put numbers into these fields that C++ does not allow an enumeration to hold.
-template <typename Enum>
-int number_of(const Enum& field) {
-  int number = 0;
-  static_assert(sizeof(field) == sizeof(number));
-  std::memcpy(&number, &field, sizeof(number));
-  return number;
-}
+// Decoders hold up to 16 frames of what a file claims.
+constexpr int64_t kMaxFramePixels = int64_t{1} << 26;
 
 bool is_full_range(const AVFrame& frame) {
   switch (frame.format) {
@@ -72,7 +36,7 @@ bool is_full_range(const AVFrame& frame) {
     case AV_PIX_FMT_YUVJ444P:
     case AV_PIX_FMT_YUVJ440P:
     case AV_PIX_FMT_YUVJ411P: return true;
-    default: return number_of(frame.color_range) == AVCOL_RANGE_JPEG;
+    default: return av::number_of(frame.color_range) == AVCOL_RANGE_JPEG;
   }
 }
 
@@ -80,8 +44,9 @@ bool is_full_range(const AVFrame& frame) {
 
 struct FrameReader::State {
   std::string name;
-  MemorySource memory;
-  std::unique_ptr<AVIOContext, av::Deleter<free_memory_io>> io;
+  bool still = false;
+  std::optional<av::Memory> memory;
+  av::MemoryIo io;
   std::unique_ptr<AVFormatContext, av::Deleter<avformat_close_input>> format;
   AVStream* stream = nullptr;
   av::Codec codec;
@@ -89,6 +54,8 @@ struct FrameReader::State {
   av::Frame decoded;
   av::Frame rgb;  // libswscale may write past the end of unpadded rows
   av::Scaler scaler;
+  std::optional<av::FrameFilter> filter;
+  bool filter_ended = false;
   Orientation orientation;
   int64_t packets = 0;
   int64_t frames = 0;
@@ -98,6 +65,10 @@ struct FrameReader::State {
   void open(const char* url, Contents contents);
   void open_codec();
   bool send_packet();
+  int find_pictures() const;
+  // The next decoded frame, filtered where it has to be, in `decoded`; false at the end.
+  bool next_decoded();
+  bool next_stored();
   Image to_image();
   [[noreturn]] void cannot_open(int code, std::string_view what) const;
   [[noreturn]] void damaged(int code) const;
@@ -105,7 +76,7 @@ struct FrameReader::State {
 
 void FrameReader::State::open(const char* url, Contents contents) {
   av::silence();
-  const bool still = contents == Contents::still;
+  still = contents == Contents::still;
   AVFormatContext* context = av::checked(avformat_alloc_context(), name);
   context->pb = io.get();
   av::Options options;
@@ -116,7 +87,7 @@ void FrameReader::State::open(const char* url, Contents contents) {
   format.reset(context);
   const int found = avformat_find_stream_info(context, nullptr);
   if (found < 0) damaged(found);
-  const int index = av_find_best_stream(context, AVMEDIA_TYPE_VIDEO, -1, -1, nullptr, 0);
+  const int index = find_pictures();
   const bool cover =
       index >= 0 && (context->streams[index]->disposition & AV_DISPOSITION_ATTACHED_PIC) != 0;
   require(index >= 0 && !cover, ErrorKind::invalid_argument, name, ": the file holds no ",
@@ -131,6 +102,22 @@ void FrameReader::State::open(const char* url, Contents contents) {
   packet.reset(av::checked(av_packet_alloc(), name));
   decoded.reset(av::checked(av_frame_alloc(), name));
   rgb.reset(av::checked(av_frame_alloc(), name));
+}
+
+// The track that libav prefers, unless it holds a single picture and another one holds more.
+int FrameReader::State::find_pictures() const {
+  const int best = av_find_best_stream(format.get(), AVMEDIA_TYPE_VIDEO, -1, -1, nullptr, 0);
+  const auto pictures = [&](int index) {
+    const AVStream* track = format->streams[index];
+    if ((track->disposition & AV_DISPOSITION_ATTACHED_PIC) != 0) return int64_t{0};
+    return std::max<int64_t>(track->nb_frames, avformat_index_get_entries_count(track));
+  };
+  if (best < 0 || pictures(best) > 1) return best;
+  for (int i = 0; i < int(format->nb_streams); ++i) {
+    const bool is_video = format->streams[i]->codecpar->codec_type == AVMEDIA_TYPE_VIDEO;
+    if (is_video && pictures(i) > 1) return i;
+  }
+  return best;
 }
 
 void FrameReader::State::cannot_open(int code, std::string_view what) const {
@@ -154,13 +141,18 @@ void FrameReader::State::open_codec() {
   require(decoder != nullptr, ErrorKind::unsupported, name,
           ": this build of FFmpeg has no decoder for ",
           avcodec_get_name(stream->codecpar->codec_id));
-  require_pixels(std::max(1, stream->codecpar->height), std::max(1, stream->codecpar->width), name);
+  const int64_t height = std::max(1, stream->codecpar->height);
+  const int64_t width = std::max(1, stream->codecpar->width);
+  require_pixels(height, width, name);
+  require(still || height * width <= kMaxFramePixels, ErrorKind::unsupported, name, ": ", width,
+          "x", height, " is too large; the frames of a video may have up to ", kMaxFramePixels,
+          " pixels");
   codec.reset(av::checked(avcodec_alloc_context3(decoder), name));
   int code = avcodec_parameters_to_context(codec.get(), stream->codecpar);
   if (code < 0) damaged(code);
   codec->pkt_timebase = stream->time_base;
-  codec->max_pixels = kMaxImagePixels;
-  codec->thread_count = io ? 1 : 0;  // stills gain nothing from threads
+  codec->max_pixels = still ? kMaxImagePixels : kMaxFramePixels;
+  codec->thread_count = still ? 1 : 0;  // stills gain nothing from threads
   code = avcodec_open2(codec.get(), decoder, nullptr);
   if (code < 0) damaged(code);
   size_t size = 0;
@@ -218,7 +210,7 @@ Image FrameReader::State::to_image() {
           av_get_pix_fmt_name(pixel_format) ? av_get_pix_fmt_name(pixel_format) : "unknown",
           " cannot be converted to RGB");
   // Untagged video is taken as BT.601, as FFmpeg's own tools do.
-  const int* matrix = sws_getCoefficients(number_of(from.colorspace));
+  const int* matrix = sws_getCoefficients(av::number_of(from.colorspace));
   sws_setColorspaceDetails(scaler.get(), matrix, is_full_range(from),
                            sws_getCoefficients(SWS_CS_DEFAULT), 1, 0, 1 << 16, 1 << 16);
   if (rgb->width != from.width || rgb->height != from.height) {
@@ -245,11 +237,7 @@ Image FrameReader::State::to_image() {
 FrameReader::FrameReader(const std::filesystem::path& file, Contents contents)
     : state_(std::make_unique<State>()) {
   state_->name = file.string();
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  require(std::filesystem::exists(status), ErrorKind::not_found, state_->name,
-          ": there is no such file");
-  require(!std::filesystem::is_directory(status), state_->name, " is a folder, not a video");
+  require_regular(file, "a video");
   // The prefix keeps names such as "http:x" from meaning anything but a file.
   state_->open(("file:" + state_->name).c_str(), contents);
 }
@@ -257,40 +245,55 @@ FrameReader::FrameReader(const std::filesystem::path& file, Contents contents)
 FrameReader::FrameReader(std::span<const uint8_t> bytes, const std::string& name, Contents contents)
     : state_(std::make_unique<State>()) {
   state_->name = name;
-  state_->memory.bytes = bytes;
-  constexpr int kBufferBytes = 1 << 16;
-  auto* buffer = static_cast<unsigned char*>(av::checked(av_malloc(kBufferBytes), name));
-  AVIOContext* io = avio_alloc_context(buffer, kBufferBytes, 0, &state_->memory, MemorySource::read,
-                                       nullptr, MemorySource::seek);
-  if (!io) av_free(buffer);
-  state_->io.reset(av::checked(io, name));
+  state_->memory.emplace(bytes);
+  state_->io = state_->memory->open(name);
   state_->open(nullptr, contents);
 }
 
 FrameReader::~FrameReader() = default;
 
-std::optional<FrameReader::Frame> FrameReader::next() {
-  State& state = *state_;
+bool FrameReader::State::next_stored() {
   for (;;) {
-    const int code = avcodec_receive_frame(state.codec.get(), state.decoded.get());
-    if (code == AVERROR(EAGAIN) && !state.at_end) {
-      state.at_end = !state.send_packet();
+    const int code = avcodec_receive_frame(codec.get(), decoded.get());
+    if (code == AVERROR(EAGAIN) && !at_end) {
+      at_end = !send_packet();
       continue;
     }
-    if (code == AVERROR_EOF && state.damage == 0) return std::nullopt;
-    if (code < 0) state.damaged(code == AVERROR_EOF ? state.damage : code);
-    const AVFrame& decoded = *state.decoded;
-    if (decoded.decode_error_flags != 0 || (decoded.flags & AV_FRAME_FLAG_CORRUPT) != 0) {
-      state.damaged(AVERROR_INVALIDDATA);
+    if (code == AVERROR_EOF && damage == 0) return false;
+    if (code < 0) damaged(code == AVERROR_EOF ? damage : code);
+    if (decoded->decode_error_flags != 0 || (decoded->flags & AV_FRAME_FLAG_CORRUPT) != 0) {
+      damaged(AVERROR_INVALIDDATA);
     }
-    Frame frame{state.to_image(), 0};
-    const double rate = frame_rate();
-    frame.seconds = decoded.best_effort_timestamp != AV_NOPTS_VALUE
-                        ? double(decoded.best_effort_timestamp) * av_q2d(state.stream->time_base)
-                        : double(state.frames) / (rate > 0 ? rate : 1);
-    ++state.frames;
-    return frame;
+    decoded->pts = decoded->best_effort_timestamp;
+    return true;
   }
+}
+
+bool FrameReader::State::next_decoded() {
+  while (!filter || !filter->receive(decoded.get())) {
+    if (filter_ended) return false;
+    const bool is_frame = next_stored();
+    if (is_frame && !filter && av::FrameFilter::is_needed(*decoded)) {
+      filter.emplace(*decoded, stream->time_base, name);
+    }
+    if (!filter) return is_frame;
+    filter_ended = !is_frame;
+    filter->send(is_frame ? decoded.get() : nullptr);
+  }
+  return true;
+}
+
+std::optional<FrameReader::Frame> FrameReader::next() {
+  State& state = *state_;
+  if (!state.next_decoded()) return std::nullopt;
+  const AVFrame& decoded = *state.decoded;
+  Frame frame{state.to_image(), 0};
+  const double rate = frame_rate();
+  const AVRational base = state.filter ? state.filter->time_base() : state.stream->time_base;
+  frame.seconds = decoded.pts != AV_NOPTS_VALUE ? double(decoded.pts) * av_q2d(base)
+                                                : double(state.frames) / (rate > 0 ? rate : 1);
+  ++state.frames;
+  return frame;
 }
 
 double FrameReader::frame_rate() const {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -9,7 +8,7 @@
 
 #include "base/error.h"
 #include "io/av.h"
-#include "io/output_file.h"
+#include "io/media_memory.h"
 #include "io/video.h"
 
 namespace orrery {
@@ -93,23 +92,26 @@ bool is_itunes_tag(const std::string& key) {
   return std::find(kTags.begin(), kTags.end(), key) != kTags.end();
 }
 
-void close_output(AVFormatContext** format) {
-  if (*format && (*format)->pb) avio_closep(&(*format)->pb);
+void free_format(AVFormatContext** format) {
   avformat_free_context(*format);
   *format = nullptr;
 }
 
 }  // namespace
 
-struct VideoWriter::State {
-  State(const std::filesystem::path& file, const VideoOptions& chosen)
-      : container(require_container(file)), output(file), options(chosen) {}
+struct VideoEncoder::State {
+  State(const std::string& given, const VideoOptions& chosen)
+      : container(require_container(given)), name(given), options(chosen) {}
 
   const Container& container;
-  OutputFile output;
+  std::string name;
   VideoOptions options;
   AVRational rate{};
-  std::unique_ptr<AVFormatContext, av::Deleter<close_output>> format;
+  std::vector<uint8_t> bytes;
+  av::Memory memory{bytes};
+  av::MemoryIo io;
+  std::unique_ptr<av::Memory> second;  // reads `bytes` while they are completed
+  std::unique_ptr<AVFormatContext, av::Deleter<free_format>> format;
   AVStream* video_stream = nullptr;
   AVStream* audio_stream = nullptr;
   av::Codec video, audio;
@@ -120,7 +122,6 @@ struct VideoWriter::State {
   int64_t samples = 0;
   bool finished = false;
 
-  std::string name() const { return output.target().string(); }
   void require_options() const;
   // Turns a libav error code into an Error that says what failed.
   void check(int code, std::string_view what) const;
@@ -132,21 +133,20 @@ struct VideoWriter::State {
   void open_pictures();
   void encode(AVCodecContext& codec, AVStream& stream, const AVFrame* frame);
   void encode_audio_until(double seconds);
-  void verify() const;
+  static int read_again(AVFormatContext* context, AVIOContext** io, const char* url, int flags,
+                        AVDictionary** options);
+  static int close_again(AVFormatContext* context, AVIOContext* io);
+  void verify();
 };
 
-void VideoWriter::State::check(int code, std::string_view what) const {
+void VideoEncoder::State::check(int code, std::string_view what) const {
   if (code >= 0) return;
-  constexpr std::array<int, 7> kFileErrors = {ENOSPC, EFBIG, EACCES, EROFS, EIO, EDQUOT, EPERM};
-  if (std::find(kFileErrors.begin(), kFileErrors.end(), AVUNERROR(code)) != kFileErrors.end()) {
-    output.refuse(AVUNERROR(code));
-  }
-  fail(code == AVERROR(ENOMEM) ? ErrorKind::out_of_memory : ErrorKind::device, name(), ": ", what,
+  fail(code == AVERROR(ENOMEM) ? ErrorKind::out_of_memory : ErrorKind::device, name, ": ", what,
        " failed (", av::message(code), ")");
 }
 
-void VideoWriter::State::require_options() const {
-  const std::string file = name();
+void VideoEncoder::State::require_options() const {
+  const std::string& file = name;
   constexpr int64_t kMaxSide = 16384;
   const std::pair<const char*, int64_t> sides[] = {{"width", options.width},
                                                    {"height", options.height}};
@@ -173,22 +173,21 @@ void VideoWriter::State::require_options() const {
   }
 }
 
-av::Codec VideoWriter::State::new_encoder(const char* encoder) const {
-  av::Codec codec(
-      av::checked(avcodec_alloc_context3(avcodec_find_encoder_by_name(encoder)), name()));
+av::Codec VideoEncoder::State::new_encoder(const char* encoder) const {
+  av::Codec codec(av::checked(avcodec_alloc_context3(avcodec_find_encoder_by_name(encoder)), name));
   codec->flags |= AV_CODEC_FLAG_BITEXACT;
   if (format->oformat->flags & AVFMT_GLOBALHEADER) codec->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
   return codec;
 }
 
-AVStream* VideoWriter::State::new_stream(const AVCodecContext& codec) const {
-  AVStream* stream = av::checked(avformat_new_stream(format.get(), nullptr), name());
+AVStream* VideoEncoder::State::new_stream(const AVCodecContext& codec) const {
+  AVStream* stream = av::checked(avformat_new_stream(format.get(), nullptr), name);
   stream->time_base = codec.time_base;
   check(avcodec_parameters_from_context(stream->codecpar, &codec), "describing a stream");
   return stream;
 }
 
-void VideoWriter::State::open_video() {
+void VideoEncoder::State::open_video() {
   video = new_encoder(container.video_encoder);
   video->width = int(options.width);
   video->height = int(options.height);
@@ -219,9 +218,9 @@ void VideoWriter::State::open_video() {
   video_stream->sample_aspect_ratio = {1, 1};
 }
 
-void VideoWriter::State::open_audio() {
+void VideoEncoder::State::open_audio() {
   audio = new_encoder(container.audio_encoder);
-  require_rate(container, options.sample_rate, name());
+  require_rate(container, options.sample_rate, name);
   audio->sample_fmt = container.samples;
   audio->sample_rate = options.sample_rate;
   audio->time_base = {1, options.sample_rate};
@@ -232,10 +231,9 @@ void VideoWriter::State::open_audio() {
   audio_stream = new_stream(*audio);
 }
 
-void VideoWriter::State::open_format() {
+void VideoEncoder::State::open_format() {
   AVFormatContext* context = nullptr;
-  check(avformat_alloc_output_context2(&context, nullptr, container.muxer,
-                                       output.temporary().c_str()),
+  check(avformat_alloc_output_context2(&context, nullptr, container.muxer, ""),
         "preparing the file");
   format.reset(context);
   format->flags |= AVFMT_FLAG_BITEXACT;
@@ -246,8 +244,11 @@ void VideoWriter::State::open_format() {
   }
   open_video();
   if (!options.audio.empty()) open_audio();
-  check(avio_open(&format->pb, ("file:" + output.temporary().string()).c_str(), AVIO_FLAG_WRITE),
-        "opening the file");
+  io = memory.open(name);
+  format->pb = io.get();
+  format->opaque = this;
+  format->io_open = read_again;
+  format->io_close2 = close_again;
   av::Options settings;
   if (container.is_mp4) {
     settings.set("movflags", itunes_only ? "+faststart" : "+faststart+use_metadata_tags");
@@ -255,10 +256,10 @@ void VideoWriter::State::open_format() {
   check(avformat_write_header(format.get(), settings.address()), "writing the header");
 }
 
-void VideoWriter::State::open_pictures() {
-  packet.reset(av::checked(av_packet_alloc(), name()));
-  picture.reset(av::checked(av_frame_alloc(), name()));
-  rgb.reset(av::checked(av_frame_alloc(), name()));
+void VideoEncoder::State::open_pictures() {
+  packet.reset(av::checked(av_packet_alloc(), name));
+  picture.reset(av::checked(av_frame_alloc(), name));
+  rgb.reset(av::checked(av_frame_alloc(), name));
   picture->format = AV_PIX_FMT_YUV420P;
   rgb->format = AV_PIX_FMT_RGB24;
   for (AVFrame* frame : {picture.get(), rgb.get()}) {
@@ -271,14 +272,14 @@ void VideoWriter::State::open_pictures() {
                                  AV_PIX_FMT_YUV420P,
                                  SWS_BICUBIC | SWS_ACCURATE_RND | SWS_FULL_CHR_H_INP | SWS_BITEXACT,
                                  nullptr, nullptr, nullptr),
-                  name()));
+                  name));
   // Full-range RGB to limited-range BT.709, as the stream is tagged.
   const int* bt709 = sws_getCoefficients(SWS_CS_ITU709);
   check(sws_setColorspaceDetails(scaler.get(), bt709, 1, bt709, 0, 0, 1 << 16, 1 << 16),
         "setting up the colour conversion");
 }
 
-void VideoWriter::State::encode(AVCodecContext& codec, AVStream& stream, const AVFrame* frame) {
+void VideoEncoder::State::encode(AVCodecContext& codec, AVStream& stream, const AVFrame* frame) {
   check(avcodec_send_frame(&codec, frame), "encoding");
   for (;;) {
     const int code = avcodec_receive_packet(&codec, packet.get());
@@ -292,12 +293,12 @@ void VideoWriter::State::encode(AVCodecContext& codec, AVStream& stream, const A
 }
 
 // Sound goes in beside the frames it belongs to, so that players need not seek.
-void VideoWriter::State::encode_audio_until(double seconds) {
+void VideoEncoder::State::encode_audio_until(double seconds) {
   if (!audio) return;
   const int64_t total = std::ssize(options.audio[0]);
   const int64_t step = audio->frame_size > 0 ? audio->frame_size : 1024;
   while (samples < total && double(samples) < seconds * options.sample_rate) {
-    av::Frame block(av::checked(av_frame_alloc(), name()));
+    av::Frame block(av::checked(av_frame_alloc(), name));
     block->format = audio->sample_fmt;
     block->nb_samples = int(std::min(step, total - samples));
     block->sample_rate = audio->sample_rate;
@@ -317,12 +318,31 @@ void VideoWriter::State::encode_audio_until(double seconds) {
   }
 }
 
+// MP4 moves its index to the front at the end, for which it reads what it has written.
+int VideoEncoder::State::read_again(AVFormatContext* context, AVIOContext** io, const char*, int,
+                                    AVDictionary**) {
+  auto& state = *static_cast<State*>(context->opaque);
+  try {
+    state.second = std::make_unique<av::Memory>(std::span<const uint8_t>(state.bytes));
+    *io = state.second->open(state.name).release();
+  } catch (const std::exception&) {
+    return AVERROR(ENOMEM);
+  }
+  return 0;
+}
+
+int VideoEncoder::State::close_again(AVFormatContext*, AVIOContext* io) {
+  av::free_memory_io(&io);
+  return 0;
+}
+
 // Reads the finished file back as a player would see it.
-void VideoWriter::State::verify() const {
-  AVFormatContext* context = nullptr;
-  check(avformat_open_input(&context, ("file:" + output.temporary().string()).c_str(), nullptr,
-                            nullptr),
-        "reading the file back");
+void VideoEncoder::State::verify() {
+  av::Memory source{std::span<const uint8_t>(bytes)};
+  const av::MemoryIo reading = source.open(name);
+  AVFormatContext* context = av::checked(avformat_alloc_context(), name);
+  context->pb = reading.get();
+  check(avformat_open_input(&context, nullptr, nullptr, nullptr), "reading the file back");
   const std::unique_ptr<AVFormatContext, av::Deleter<avformat_close_input>> written(context);
   check(avformat_find_stream_info(context, nullptr), "reading the file back");
   const int index = av_find_best_stream(context, AVMEDIA_TYPE_VIDEO, -1, -1, nullptr, 0);
@@ -332,7 +352,7 @@ void VideoWriter::State::verify() const {
       stream.format == AV_PIX_FMT_YUV420P && stream.width == options.width &&
       stream.height == options.height &&
       (stream.codec_id != AV_CODEC_ID_H264 || stream.profile == FF_PROFILE_H264_HIGH);
-  require(playable, ErrorKind::device, name(), ": the encoder wrote ", stream.width, "x",
+  require(playable, ErrorKind::device, name, ": the encoder wrote ", stream.width, "x",
           stream.height, " ", avcodec_get_name(stream.codec_id), " of profile ", stream.profile,
           ", which is not what was asked for");
   int64_t found = 0;
@@ -340,23 +360,23 @@ void VideoWriter::State::verify() const {
     if (packet->stream_index == index) ++found;
     av_packet_unref(packet.get());
   }
-  require(found == frames, ErrorKind::device, name(), ": the finished file holds ", found, " of ",
+  require(found == frames, ErrorKind::device, name, ": the finished file holds ", found, " of ",
           frames, " frames");
 }
 
-VideoWriter::VideoWriter(const std::filesystem::path& file, const VideoOptions& options)
-    : state_(std::make_unique<State>(file, options)) {
+VideoEncoder::VideoEncoder(const std::string& name, const VideoOptions& options)
+    : state_(std::make_unique<State>(name, options)) {
   state_->require_options();
   state_->rate = exact_rate(options.fps);
   state_->open_format();
   state_->open_pictures();
 }
 
-VideoWriter::~VideoWriter() = default;
+VideoEncoder::~VideoEncoder() = default;
 
-void VideoWriter::write(const uint8_t* rgb) {
+void VideoEncoder::write(const uint8_t* rgb) {
   State& state = *state_;
-  require(!state.finished, state.name(), ": the video is finished; no frame can be added");
+  require(!state.finished, state.name, ": the video is finished; no frame can be added");
   const size_t row = size_t(state.options.width * 3);
   for (int64_t y = 0; y < state.options.height; ++y) {
     std::memcpy(state.rgb->data[0] + y * state.rgb->linesize[0], rgb + size_t(y) * row, row);
@@ -370,18 +390,19 @@ void VideoWriter::write(const uint8_t* rgb) {
   state.encode_audio_until(double(state.frames) / av_q2d(state.rate));
 }
 
-void VideoWriter::finish() {
+std::vector<uint8_t> VideoEncoder::finish() {
   State& state = *state_;
-  require(!state.finished, state.name(), ": the video is already finished");
-  require(state.frames > 0, state.name(), ": the video has no frames, so no file is written");
+  require(!state.finished, state.name, ": the video is already finished");
+  require(state.frames > 0, state.name, ": the video has no frames, so no file is written");
   state.finished = true;
   state.encode_audio_until(INFINITY);
   state.encode(*state.video, *state.video_stream, nullptr);
   if (state.audio) state.encode(*state.audio, *state.audio_stream, nullptr);
   state.check(av_write_trailer(state.format.get()), "completing the file");
-  state.check(avio_closep(&state.format->pb), "closing the file");
+  avio_flush(state.io.get());
+  state.check(state.io->error, "completing the file");
   state.verify();
-  state.output.commit();
+  return std::move(state.bytes);
 }
 
 bool is_video_extension(const std::filesystem::path& file) {
@@ -391,7 +412,6 @@ bool is_video_extension(const std::filesystem::path& file) {
 void require_video_output(const std::filesystem::path& file, int sample_rate) {
   const Container& container = require_container(file);
   if (sample_rate > 0) require_rate(container, sample_rate, file.string());
-  OutputFile probe(file);
 }
 
 }  // namespace orrery
