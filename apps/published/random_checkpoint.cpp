@@ -83,7 +83,7 @@ MadeComponent vae_of(const VaeConfig& config) {
 }
 
 // Weights in pairs of weight norm and snakes as [1, C, 1], as the public decoder holds them.
-Component sound_of(const SoundConfig& config) {
+MadeComponent sound_of(const SoundConfig& config) {
   DryRunBackend dry(DeviceKind::cpu);
   SoundDecoder model(dry, config);
   std::vector<ListedTensor> stored;
@@ -297,7 +297,7 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
             ", but the transformer's vocabulary ends at ", config.vocab_size);
   }
 
-  std::optional<Component> sound;
+  std::optional<MadeComponent> sound;
   if (!preset.sound.is_null()) sound = sound_of(SoundConfig::from_json(preset.sound));
 
   const int64_t bytes = transformer.bytes() + vae.bytes() + (sound ? sound->bytes() : 0);
