@@ -114,7 +114,9 @@ TEST_P(ModesGolden, WholeRun) {
   run("fp32");
   if (HasFatalFailure()) return;
   EXPECT_LT(apart("z.safetensors", "latents"), kTolerance);
-  if (want_.has("action")) EXPECT_LT(apart("a.safetensors", "action"), kTolerance);
+  if (want_.has("action")) {
+    EXPECT_LT(apart("a.safetensors", "action"), kTolerance);
+  }
   if (want_.has("sound")) expect_sound();
   if (is_picture_) expect_picture();
   if (!want_.has("latents_bf16")) return;
