@@ -19,7 +19,7 @@ void measure_load(const BenchOptions& options, const EngineOptions& engine, cons
   use.host_memory = available_host_memory();
   if (backend->device() != DeviceKind::cpu) use.transformer.hold = use.vae.hold = dtype;
   use.transformer.ignored = Transformer::is_unused;
-  ModelWeights weights(*backend, {transformer, vae}, options.model, use);
+  ModelWeights weights(*backend, {transformer, vae}, checkpoint.folder, use);
   const std::string size =
       concat(options.model.filename().string(), ", ", checkpoint.transformer.num_hidden_layers,
              " layers, ", weights.sizes().all() / 1000000, " MB, offload ", name_of(engine.offload),

@@ -13,6 +13,10 @@ namespace orrery::cli {
 
 int inspect(const Call& call) {
   const auto model = model_of(call.flags);
+  if (call.flags.has("verify")) {
+    std::cout << verify(model);
+    return 0;
+  }
   std::cout << (call.flags.has("attention") ? inspect_attention(model, call.flags.text("attention"),
                                                                 engine_options_of(call.flags))
                                             : orrery::inspect(model, call.flags.has("json")));

@@ -58,6 +58,12 @@ Json transformer_config(const Size& size) {
       .set("rope_scaling", Json::object().set("mrope_section", list(axes)))
       .set("hidden_act", size.edge ? "relu2" : "silu")
       .set("qk_norm_for_text", !size.edge)
+      .set("action_gen", true)
+      .set("action_dim", 64)
+      .set("num_embodiment_domains", 32)
+      .set("sound_gen", !size.edge)
+      .set("sound_dim", size.edge ? Json() : Json(64))
+      .set("sound_latent_fps", 25.0)
       .set("use_und_k_norm_for_gen", size.edge)
       .set("latent_channel", 48)
       .set("latent_patch_size", 2)
@@ -85,11 +91,37 @@ Json vae_config() {
       .set("latents_std", list(kDeviation));
 }
 
+// The decoder of the released sound tokenizer. Nothing is conditioned on sound, so the encoder is
+// left out.
+Json sound_config() {
+  const std::array<int64_t, 5> multipliers{1, 2, 4, 8, 16}, strides{2, 4, 5, 6, 8};
+  return Json::object()
+      .set("_class_name", "Cosmos3AVAEAudioTokenizer")
+      .set("model_type", "autoencoder_v2")
+      .set("sampling_rate", 48000)
+      .set("hop_size", 1920)
+      .set("stereo", true)
+      .set("use_wav_as_input", true)
+      .set("vocoder_input_dim", 64)
+      .set("dec_type", "oobleck")
+      .set("dec_dim", 320)
+      .set("dec_c_mults", list(multipliers))
+      .set("dec_strides", list(strides))
+      .set("dec_out_channels", 2)
+      .set("dec_use_snake", true)
+      .set("activation", "snakebeta")
+      .set("snake_logscale", true)
+      .set("padding_mode", "zeros")
+      .set("bottleneck_type", "vae")
+      .set("encoder_enabled", false);
+}
+
 }  // namespace
 
 ModelPreset model_preset(std::string_view name) {
   for (const Size& size : kSizes) {
-    if (size.name == name) return {transformer_config(size), vae_config()};
+    if (size.name != name) continue;
+    return {transformer_config(size), vae_config(), size.edge ? Json() : sound_config()};
   }
   fail(ErrorKind::invalid_argument, "model size \"", name,
        "\" is not known; it is nano, super or edge");

@@ -11,6 +11,7 @@ namespace orrery {
 struct ModelPreset {
   Json transformer;
   Json vae;
+  Json sound;  // null: no sound
 };
 
 // nano, super or edge; throws Error{invalid_argument} otherwise.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <optional>
 #include <system_error>
 
 #include "backend/dry_run.h"
@@ -10,6 +11,7 @@
 #include "io/output_file.h"
 #include "io/safetensors.h"
 #include "model/random_weights.h"
+#include "model/sound.h"
 #include "model/transformer.h"
 #include "model/vae.h"
 #include "text/tokenizer.h"
@@ -82,7 +84,24 @@ MadeComponent vae_of(const VaeConfig& config) {
   return component_of("vae", list_tensors([&](WeightVisitor& v) { model.visit(v); }));
 }
 
-Json model_index() {
+// Weights in pairs of weight norm and snakes as [1, C, 1], as the public decoder holds them.
+MadeComponent sound_of(const SoundConfig& config) {
+  DryRunBackend dry(DeviceKind::cpu);
+  SoundDecoder model(dry, config);
+  std::vector<ListedTensor> stored;
+  for (const auto& [name, shape] : list_tensors([&](WeightVisitor& v) { model.visit(v); })) {
+    if (name.ends_with(".weight")) {
+      stored.push_back({name + "_g", {shape[0], 1, 1}});
+      stored.push_back({name + "_v", shape});
+    } else {
+      const bool is_snake = name.ends_with(".alpha") || name.ends_with(".beta");
+      stored.push_back({name, is_snake ? Shape{1, shape[0], 1} : shape});
+    }
+  }
+  return component_of("sound_tokenizer", stored);
+}
+
+Json model_index(bool has_sound) {
   const auto component = [](const char* library, const char* name) {
     return Json::array({library, name});
   };
@@ -91,7 +110,8 @@ Json model_index() {
       .set("default_use_system_prompt", true)
       .set("enable_safety_checker", false)
       .set("scheduler", component("diffusers", "UniPCMultistepScheduler"))
-      .set("sound_tokenizer", Json::array({Json(), Json()}))
+      .set("sound_tokenizer", has_sound ? component("diffusers", "Cosmos3AVAEAudioTokenizer")
+                                        : Json::array({Json(), Json()}))
       .set("text_tokenizer", component("transformers", "TokenizersBackend"))
       .set("transformer", component("diffusers", "Cosmos3OmniTransformer"))
       .set("use_native_flow_schedule", false)
@@ -127,28 +147,38 @@ Json byte_tokenizer() {
   Json added = Json::array();
   int64_t id = 256;
   for (const char* token : kSpecialTokens) {
-    added.push(Json::object().set("id", id++).set("content", token).set("special", true));
+    Json entry = Json::object().set("id", id++).set("content", token);
+    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
+      entry.set(flag, false);
+    added.push(entry.set("special", true));
   }
   const Json split = Json::object()
                          .set("type", "Split")
                          .set("pattern", Json::object().set("Regex", "\\s+|\\S+"))
                          .set("behavior", "Isolated")
                          .set("invert", false);
-  const Json bytes = Json::object()
-                         .set("type", "ByteLevel")
-                         .set("add_prefix_space", false)
-                         .set("use_regex", false);
+  const Json byte_level = Json::object()
+                              .set("type", "ByteLevel")
+                              .set("add_prefix_space", false)
+                              .set("trim_offsets", true)
+                              .set("use_regex", false);
+  Json model = Json::object().set("type", "BPE");
+  for (const char* absent :
+       {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
+    model.set(absent, Json());
+  for (const char* off : {"fuse_unk", "byte_fallback", "ignore_merges"}) model.set(off, false);
   return Json::object()
       .set("version", "1.0")
+      .set("truncation", Json())
+      .set("padding", Json())
       .set("added_tokens", std::move(added))
       .set("normalizer", Json::object().set("type", "NFC"))
-      .set("pre_tokenizer",
-           Json::object().set("type", "Sequence").set("pretokenizers", Json::array({split, bytes})))
-      .set("decoder", Json::object().set("type", "ByteLevel"))
-      .set("model", Json::object()
-                        .set("type", "BPE")
-                        .set("vocab", std::move(vocabulary))
-                        .set("merges", Json::array()));
+      .set("pre_tokenizer", Json::object()
+                                .set("type", "Sequence")
+                                .set("pretokenizers", Json::array({split, byte_level})))
+      .set("post_processor", Json())
+      .set("decoder", byte_level)
+      .set("model", model.set("vocab", std::move(vocabulary)).set("merges", Json::array()));
 }
 
 constexpr const char* kChatTemplate =
@@ -235,7 +265,7 @@ class Writer {
  private:
   void values(const TensorSpec& tensor, const TensorSink& sink) {
     const int64_t count = tensor.shape.numel();
-    if (RandomCuts::is_ones(tensor.name)) {
+    if (RandomCuts::is_ones(tensor.name) || tensor.name.ends_with("weight_g")) {
       const std::vector<bf16> ones(static_cast<size_t>(count), to_bf16(1.0f));
       sink(ones.data(), ones.size() * sizeof(bf16));
     } else {
@@ -296,7 +326,10 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
             ", but the transformer's vocabulary ends at ", config.vocab_size);
   }
 
-  const int64_t bytes = transformer.bytes() + vae.bytes();
+  std::optional<MadeComponent> sound;
+  if (!preset.sound.is_null()) sound = sound_of(SoundConfig::from_json(preset.sound));
+
+  const int64_t bytes = transformer.bytes() + vae.bytes() + (sound ? sound->bytes() : 0);
   const auto available = static_cast<int64_t>(fs::space(target.parent_path()).available);
   require(bytes + kHeadroomBytes <= available, ErrorKind::invalid_argument, target.string(), ": ",
           gigabytes(bytes), " GB will be written, but only ", gigabytes(available),
@@ -310,6 +343,7 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
   Writer writer(unfinished.path(), options, progress, std::move(stop), bytes);
   writer.write(transformer, preset.transformer);
   writer.write(vae, preset.vae);
+  if (sound) writer.write(*sound, preset.sound);
   fs::create_directories(unfinished.path() / "scheduler");
   write_text(unfinished.path() / "scheduler/scheduler_config.json", scheduler_config().dump(1));
   const fs::path tokenizer = unfinished.path() / "text_tokenizer";
@@ -319,7 +353,7 @@ void write_random_checkpoint(const fs::path& folder, const ModelPreset& preset,
   else
     fs::copy(options.tokenizer, tokenizer,
              fs::copy_options::recursive | fs::copy_options::overwrite_existing);
-  write_text(unfinished.path() / "model_index.json", model_index().dump(1));
+  write_text(unfinished.path() / "model_index.json", model_index(sound.has_value()).dump(1));
   unfinished.finish();
 }
 

@@ -64,6 +64,36 @@ TEST(RandomCheckpoint, OpensAndRuns) {
   EXPECT_EQ(detokenize(folder, tokenize(folder, "grüße <|im_end|>")), "grüße <|im_end|>");
 }
 
+// Nano and Super have heads for actions and sound, and a decoder of sound.
+TEST(RandomCheckpoint, OffersEveryMode) {
+  ModelPreset preset = tiny();
+  const ModelPreset nano = model_preset("nano");
+  for (const char* key : {"action_gen", "action_dim", "num_embodiment_domains", "sound_gen",
+                          "sound_dim", "sound_latent_fps"})
+    preset.transformer.set(key, nano.transformer.at(key));
+  preset.sound = nano.sound;
+  preset.sound.set("dec_dim", 4).set("sampling_rate", 48000);
+  const ScratchFolder scratch;
+  const fs::path folder = scratch.path() / "model";
+  write_random_checkpoint(folder, preset, {}, {}, {});
+  const Safetensors decoder = Safetensors::open_folder(folder / "sound_tokenizer");
+  ASSERT_NE(decoder.find("decoder.conv1.weight_g"), nullptr);
+  ASSERT_NE(decoder.find("decoder.block.0.snake1.alpha"), nullptr);
+  EXPECT_EQ(decoder.find("decoder.block.0.snake1.alpha")->shape.rank(), 3);
+
+  Engine engine = Engine::open(folder);
+  Request request;
+  request.prompt = "A bell.";
+  request.height = request.width = 32;
+  request.num_frames = 5;
+  request.num_inference_steps = 1;
+  request.enable_sound = true;
+  const Result result = engine.generate(request);
+  ASSERT_EQ(result.sound.size(), 2u);
+  for (float value : result.sound.front()) ASSERT_TRUE(std::isfinite(value));
+  EXPECT_NE(inspect(folder, false).find("inverse dynamics"), std::string::npos);
+}
+
 TEST(RandomCheckpoint, FollowsTheSeed) {
   const ScratchFolder scratch;
   const auto first_of = [&](int64_t seed, const std::string& name) {

@@ -67,13 +67,23 @@ constexpr auto names(RngKind) {
   return std::to_array<Name<RngKind>>({{cpu, "cpu"}, {cuda, "cuda"}});
 }
 
-// Which stream of that generator; automatic: that of the type which the networks compute in, as the
-// public pipeline draws.
-enum class NoiseType : uint8_t { automatic, fp32, bf16 };
+// Which values of that generator a draw gives.
+enum class NoiseType : uint8_t {
+  automatic,  // of the type the networks compute in, as the public pipeline draws
+  fp32,
+  // A bf16 tensor of PyTorch 2.15: the fp32 values, rounded. On the CPU the last 16 values of a
+  // count that is no multiple of 16 come from the words behind the last whole block of 16.
+  bf16,
+  bf16_torch_2_11,  // a bf16 tensor of PyTorch 2.11: on the CPU a stream of its own
+};
 constexpr auto names(NoiseType) {
   using enum NoiseType;
-  return std::to_array<Name<NoiseType>>(
-      {{automatic, "auto"}, {fp32, "fp32"}, {bf16, "bf16"}, {fp32, "float32"}, {bf16, "bfloat16"}});
+  return std::to_array<Name<NoiseType>>({{automatic, "auto"},
+                                         {fp32, "fp32"},
+                                         {bf16, "bf16"},
+                                         {bf16_torch_2_11, "bf16-torch-2.11"},
+                                         {fp32, "float32"},
+                                         {bf16, "bfloat16"}});
 }
 
 // Whose settings the sampler takes: the recommended ones where the checkpoint's own blur video, or

@@ -153,6 +153,10 @@ std::string to_json(const Plan& plan);
 
 // Components, parameters, bytes and abilities of a model folder, as text for people or JSON.
 std::string inspect(const std::filesystem::path& model, bool json);
+// Reads every byte of a model folder: tensors against the networks, every value finite and within
+// 1e4 times what is usual in its tensor, checksums where they lie beside the files (FILE.sha256,
+// the Hub's metadata and cache names). Returns what was checked; throws Error with what is wrong.
+std::string verify(const std::filesystem::path& model);
 // The resolved attention table of a strategy on a model.
 std::string inspect_attention(const std::filesystem::path& model, const std::string& attention,
                               const EngineOptions& options = {});

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "base/budget.h"
 #include "base/error.h"
 
 namespace orrery {
@@ -164,8 +165,9 @@ bool is_utf8(std::string_view text) {
 // Receives the parser's events and grows the tree.
 class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit JsonBuilder(const std::string& origin)
-      : document_(std::make_shared<JsonPlace>(JsonPlace{nullptr, origin, -1})) {}
+  // With `each`, members of the outermost object are handed over as they are complete.
+  explicit JsonBuilder(const std::string& origin, const Json::EachMember* each = nullptr)
+      : document_(std::make_shared<JsonPlace>(JsonPlace{nullptr, origin, -1})), each_(each) {}
   Json take() { return std::move(root_); }
 
   bool null() override { return place_scalar(Json()); }
@@ -270,10 +272,16 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return place(std::move(value));
   }
   bool place(Json value) {
+    // Handed over, a value does not stay: what is budgeted is the tree in memory.
+    const bool goes = each_ != nullptr && stack_.size() == 1 && stack_.back().value.is_object();
+    if (!goes && !budget_.spend(1, 0)) {
+      fail(ErrorKind::corrupt, document_->key, ": more than ", kMaxJsonValues, " values");
+    }
     if (stack_.empty()) {
       root_ = std::move(value);
       return true;
     }
+    if (goes) return hand_over(std::move(value));
     Frame& frame = stack_.back();
     if (auto* items = std::get_if<std::vector<Json>>(&frame.value.value_)) {
       items->push_back(std::move(value));
@@ -284,7 +292,20 @@ class JsonBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
 
+  bool hand_over(Json value) {
+    std::string& key = stack_.back().key;
+    if (!handed_over_.insert(key).second) {
+      fail(ErrorKind::corrupt, document_->key, ": the key \"", key, "\" occurs twice");
+    }
+    (*each_)(key, value);
+    budget_.steps = kMaxJsonValues;
+    return true;
+  }
+
   std::shared_ptr<const JsonPlace> document_;
+  const Json::EachMember* each_;
+  std::unordered_set<std::string> handed_over_;  // names of those members
+  Budget budget_{kMaxJsonValues, 0};
   std::vector<Frame> stack_;
   Json root_;
 };
@@ -301,14 +322,26 @@ Json Json::object(std::vector<Member> members) {
   return value;
 }
 
-Json Json::parse(std::string_view text, const std::string& origin) {
+namespace {
+
+Json build(std::string_view text, const std::string& origin, JsonBuilder&& builder) {
   // The library takes a NUL for the end of the text and would not see what follows.
   if (const size_t at = text.find('\0'); at != std::string_view::npos) {
     fail(ErrorKind::corrupt, origin, ": not valid JSON near byte ", at, " (a NUL byte)");
   }
-  JsonBuilder builder(origin);
   nlohmann::json::sax_parse(text.data(), text.data() + text.size(), &builder);
   return builder.take();
+}
+
+}  // namespace
+
+Json Json::parse(std::string_view text, const std::string& origin) {
+  return build(text, origin, JsonBuilder(origin));
+}
+
+void Json::parse_members(std::string_view text, const std::string& origin, const EachMember& each) {
+  if (!build(text, origin, JsonBuilder(origin, &each)).is_object())
+    fail(ErrorKind::corrupt, origin, ": expected an object");
 }
 
 Json Json::load(const std::filesystem::path& file) {
@@ -317,6 +350,12 @@ Json Json::load(const std::filesystem::path& file) {
           ": is a folder, a JSON file is needed");
   std::ifstream in(file, std::ios::binary);
   require(in.good(), ErrorKind::not_found, file.string(), ": cannot open the file");
+  const auto refuse_length = [&](uintmax_t bytes) {
+    require(bytes <= kMaxJsonBytes, ErrorKind::corrupt, file.string(), ": more than ",
+            kMaxJsonBytes >> 20, " MiB, which no JSON file of a model or a request needs");
+  };
+  if (std::filesystem::is_regular_file(file, none))
+    refuse_length(std::filesystem::file_size(file, none));
   std::string text;
   // In pieces, since a pipe has no size to ask for.
   constexpr size_t kPiece = size_t{1} << 20;
@@ -324,6 +363,7 @@ Json Json::load(const std::filesystem::path& file) {
     text.resize(used + kPiece);
     in.read(text.data() + used, kPiece);
     used += static_cast<size_t>(in.gcount());
+    refuse_length(used);
   }
   require(in.eof(), ErrorKind::corrupt, file.string(), ": cannot read the file");
   return parse(text, file.string());

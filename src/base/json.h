@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +21,10 @@
 namespace orrery {
 
 inline constexpr int kMaxJsonDepth = 64;
+// A document in memory takes up to some 200 bytes a value. The largest that are read, tokenizers,
+// have about a million values in 20 MB.
+inline constexpr int64_t kMaxJsonValues = 2'000'000;
+inline constexpr uintmax_t kMaxJsonBytes = uintmax_t{64} << 20;
 
 struct JsonPlace;
 
@@ -42,7 +47,13 @@ class Json {
 
   // Throws Error{corrupt}. `origin` names the source in every later message.
   static Json parse(std::string_view text, const std::string& origin);
-  // Throws Error{not_found} or Error{corrupt}.
+  // The same for an object of any size, of which only one member is in memory at a time: `each` is
+  // called with every member in the order of the text. It may have seen some when an error is
+  // thrown.
+  using EachMember = std::function<void(const std::string& key, const Json& value)>;
+  static void parse_members(std::string_view text, const std::string& origin,
+                            const EachMember& each);
+  // Throws Error{not_found} or Error{corrupt}; a file of more than kMaxJsonBytes is not read.
   static Json load(const std::filesystem::path& file);
 
   Kind kind() const { return static_cast<Kind>(value_.index()); }

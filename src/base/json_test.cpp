@@ -259,5 +259,39 @@ TEST(Json, LoadsFiles) {
   EXPECT_EQ(Json::load(scratch.write("big.json", big)).as_string().size(), big.size() - 2);
 }
 
+TEST(JsonMembers, AreHandedOverOneByOne) {
+  std::vector<std::string> seen;
+  Json::parse_members(R"({"a": 1, "b": {"c": [2]}, "d": "x"})", "header",
+                      [&](const std::string& key, const Json& value) {
+                        seen.push_back(key + value.dump() + value.where());
+                      });
+  EXPECT_EQ(seen,
+            (std::vector<std::string>{"a1header: a", "b{\"c\":[2]}header: b", "d\"x\"header: d"}));
+  const auto ignore = [](const std::string&, const Json&) {};
+  expect_error(ErrorKind::corrupt, {"header", "\"a\" occurs twice"},
+               [&] { Json::parse_members(R"({"a": 1, "b": 2, "a": 3})", "header", ignore); });
+  expect_error(ErrorKind::corrupt, {"header", "expected an object"},
+               [&] { Json::parse_members("[{}]", "header", ignore); });
+  expect_error(ErrorKind::corrupt, {"header", "not valid JSON"},
+               [&] { Json::parse_members(R"({"a": 1)", "header", ignore); });
+}
+
+// C6: what a document takes in memory is bounded, what is read of a file as well.
+TEST(JsonBudget, RefusesMoreThanAnyModelNeeds) {
+  std::string many = "[0";
+  for (int64_t i = 0; i < kMaxJsonValues; ++i) many += ",0";
+  expect_error(ErrorKind::corrupt, {"list", "2000000 values"},
+               [&] { Json::parse(many + "]", "list"); });
+  // Of a stream of members only the largest counts.
+  std::string members = "{\"x\":0";
+  for (int64_t i = 0; i < 3; ++i)
+    members += concat(",\"", i, "\":", many.substr(0, many.size() / 2 - 1), "]");
+  int64_t count = 0;
+  Json::parse_members(members + "}", "header", [&](const std::string&, const Json&) { ++count; });
+  EXPECT_EQ(count, 4);
+  expect_error(ErrorKind::corrupt, {"/dev/zero", "more than 64 MiB"},
+               [] { Json::load("/dev/zero"); });
+}
+
 }  // namespace
 }  // namespace orrery

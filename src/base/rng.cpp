@@ -117,16 +117,19 @@ void box_muller_bf16(float* values, int64_t blocks) {
 }
 
 // Uniforms with the low `bits` bits of one word each, then blocks of 16; an incomplete last block
-// is replaced, together with the end of the one before it, by 16 new values.
+// is replaced, together with the end of the one before it, by 16 new values. `draws_rest`: words
+// are drawn for the incomplete block before it is replaced.
 template <typename Transform>
-void fill_blocks(std::mt19937& engine, std::span<float> out, int bits, const Transform& transform) {
+void fill_blocks(std::mt19937& engine, std::span<float> out, int bits, bool draws_rest,
+                 const Transform& transform) {
   const uint32_t mask = (1u << bits) - 1;
   const float unit = std::ldexp(1.0f, -bits);
   const auto draw = [&](std::span<float> values) {
     for (float& value : values) value = static_cast<float>(engine() & mask) * unit;
   };
-  draw(out);
-  transform(out.data(), int64_t(out.size()) / kBlock);
+  const int64_t blocks = int64_t(out.size()) / kBlock;
+  draw(draws_rest ? out : out.first(size_t(blocks * kBlock)));
+  transform(out.data(), blocks);
   if (out.size() % kBlock != 0) {
     const std::span<float> tail = out.last(kBlock);
     draw(tail);
@@ -192,23 +195,24 @@ double NormalGenerator::next_small() {
   return radius * std::cos(angle);
 }
 
-void NormalGenerator::fill(std::span<float> out) {
-  if (kind_ == RngKind::cuda) {
+void NormalGenerator::fill(std::span<float> out, NoiseType stream) {
+  require(stream != NoiseType::automatic, "random numbers: the type of a draw must be known");
+  if (kind_ == RngKind::cuda)
     fill_cuda(out);
-  } else if (int64_t(out.size()) < kBlock) {
-    for (float& value : out) value = static_cast<float>(next_small());
-  } else {
-    fill_blocks(engine_, out, 24, box_muller_f32);
-  }
+  else
+    fill_cpu(out, stream);
+  if (stream == NoiseType::fp32) return;
+  for (float& value : out) value = rounded_to_bf16(value);
 }
 
-void NormalGenerator::fill_bf16(std::span<float> out) {
-  if (kind_ == RngKind::cpu && int64_t(out.size()) >= kBlock) {
-    fill_blocks(engine_, out, 8, box_muller_bf16);
-    return;
+void NormalGenerator::fill_cpu(std::span<float> out, NoiseType stream) {
+  if (int64_t(out.size()) < kBlock) {
+    for (float& value : out) value = static_cast<float>(next_small());
+  } else if (stream == NoiseType::bf16_torch_2_11) {
+    fill_blocks(engine_, out, 8, true, box_muller_bf16);
+  } else {
+    fill_blocks(engine_, out, 24, stream == NoiseType::fp32, box_muller_f32);
   }
-  fill(out);
-  for (float& value : out) value = rounded_to_bf16(value);
 }
 
 void NormalGenerator::fill_cuda(std::span<float> out) {

@@ -23,14 +23,14 @@ class NormalGenerator {
   // Negative seeds mean 2^64 + seed. `cuda_threads`: what a GPU with other multiprocessors runs, a
   // positive multiple of 256; elements beyond that many differ from GPU to GPU.
   explicit NormalGenerator(RngKind kind, int64_t seed, int64_t cuda_threads = kHopperThreads);
-  // Fills out with the fp32 draw of out.size() elements. An empty draw consumes nothing.
-  void fill(std::span<float> out);
-  // The draw a bf16 model makes: another stream on the CPU, the fp32 one rounded on CUDA.
-  void fill_bf16(std::span<float> out);
+  // Fills out with the draw of out.size() elements of a type that is not automatic. An empty draw
+  // consumes nothing.
+  void fill(std::span<float> out, NoiseType stream = NoiseType::fp32);
 
  private:
   double next_uniform_f64();
   double next_small();
+  void fill_cpu(std::span<float> out, NoiseType stream);
   void fill_cuda(std::span<float> out);
 
   RngKind kind_;

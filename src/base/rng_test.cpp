@@ -12,16 +12,18 @@
 namespace orrery {
 namespace {
 
-std::vector<float> draw(NormalGenerator& generator, size_t n) {
+std::vector<float> draw(NormalGenerator& generator, size_t n, NoiseType stream = NoiseType::fp32) {
   std::vector<float> values(n);
-  generator.fill(values);
+  generator.fill(values, stream);
   return values;
 }
 
 std::vector<float> draw_bf16(NormalGenerator& generator, size_t n) {
-  std::vector<float> values(n);
-  generator.fill_bf16(values);
-  return values;
+  return draw(generator, n, NoiseType::bf16);
+}
+
+std::vector<float> draw_old_bf16(NormalGenerator& generator, size_t n) {
+  return draw(generator, n, NoiseType::bf16_torch_2_11);
 }
 
 void expect_starts(const std::vector<float>& got, const std::vector<float>& want, float tolerance) {
@@ -73,15 +75,26 @@ TEST(NormalGenerator, CpuSpareCrossesTypes) {
   expect_starts(draw(generator, 1), {-0.186328292f});
 }
 
-TEST(NormalGenerator, CpuBf16IsAnotherStream) {
+// A whole number of blocks is the fp32 draw, rounded. Otherwise the last 16 values are those of the
+// block that a draw of whole blocks would make next.
+TEST(NormalGenerator, CpuBf16IsTheRoundedDrawButForItsEnd) {
+  NormalGenerator even(RngKind::cpu, 7), uneven(RngKind::cpu, 7), exact(RngKind::cpu, 7);
+  const auto fp32 = draw(exact, 112), whole = draw_bf16(even, 112), some = draw_bf16(uneven, 101);
+  for (size_t i = 0; i < 112; ++i) EXPECT_NEAR(whole[i], fp32[i], std::abs(fp32[i]) * 0x1p-8f) << i;
+  for (size_t i = 0; i < 101; ++i) EXPECT_EQ(some[i], whole[i < 85 ? i : i + 11]) << i;
+  EXPECT_EQ(draw(even, 20), draw(uneven, 20));
+}
+
+TEST(NormalGenerator, CpuBf16OfTorch211IsAnotherStream) {
   NormalGenerator large(RngKind::cpu, 42), small(RngKind::cpu, 42);
-  const auto values = draw_bf16(large, 1000);
+  const auto values = draw_old_bf16(large, 1000);
   expect_starts(values, {-0.80859375f, -1.53125f, 0.40625f, 0.171875f, -0.247070312f, 0.204101562f,
                          -0.87890625f, -0.38671875f});
-  expect_starts(draw_bf16(small, 5), {0.3359375f, 0.12890625f, 0.234375f, 0.23046875f, -1.125f});
+  expect_starts(draw_old_bf16(small, 5),
+                {0.3359375f, 0.12890625f, 0.234375f, 0.23046875f, -1.125f});
   NormalGenerator long_draw(RngKind::cpu, 1);
   float largest = 0;
-  for (const float value : draw_bf16(long_draw, 100000)) {
+  for (const float value : draw_old_bf16(long_draw, 100000)) {
     largest = std::max(largest, std::abs(value));
   }
   EXPECT_EQ(largest, 3.328125f);

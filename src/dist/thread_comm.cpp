@@ -273,9 +273,9 @@ void ThreadWorld::run(const std::function<void(int rank)>& body,
     // Only now: whoever this releases fails too, and must not be taken for the first.
     if (on_failure) on_failure();
   };
-  const auto live = [&](int rank) {
+  const auto live = [&](int rank, const std::function<void(int)>& life) {
     try {
-      body(rank);
+      life(rank);
     } catch (const Error& error) {
       failed(rank, error.kind(), error.what());
     } catch (const std::exception& error) {
@@ -286,8 +286,18 @@ void ThreadWorld::run(const std::function<void(int rank)>& body,
     shared_->changed.notify_all();
   };
   std::vector<std::thread> threads;
-  for (int rank = 1; rank < size_; ++rank) threads.emplace_back(live, rank);
-  live(0);
+  for (int rank = 1; rank < size_; ++rank) {
+    try {
+      threads.emplace_back(live, rank, std::cref(body));
+    } catch (const std::exception&) {
+      live(rank, [](int) {
+        fail(
+            ErrorKind::out_of_memory,
+            "the system starts no thread for it (a limit on processes or memory); use fewer ranks");
+      });
+    }
+  }
+  live(0, body);
   for (std::thread& thread : threads) thread.join();
   if (shared_->first) std::rethrow_exception(shared_->first);
 }

@@ -1,9 +1,11 @@
 #include "dist/thread_comm.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <future>
 #include <numeric>
 #include <thread>
@@ -298,6 +300,27 @@ TEST(ThreadComm, RefusesBadArguments) {
   EXPECT_THROW(alone->broadcast(x.view, 1), Error);
   EXPECT_THROW(alone->all_gather(allocate_host_tensor({2}, DType::f32).view, x.view), Error);
   EXPECT_THROW(alone->all_reduce(x.view.permute({1, 0})), Error);
+}
+
+// A rank whose thread cannot start ends the run with a sentence. In a process of its own, whose
+// address space ends a little above what it has.
+TEST(ThreadWorldDeathTest, AThreadThatCannotStartIsAnError) {
+  const auto run_without_room = [] {
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    constexpr rlim_t kRoom = 2 << 20;  // less than a thread's stack
+    const rlimit limit{pages * 4096 + kRoom, RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      ThreadWorld(3).run([](int) {});
+    } catch (const Error& error) {
+      const bool says = std::string(error.what()).find("starts no thread") != std::string::npos;
+      std::_Exit(error.kind() == ErrorKind::out_of_memory && says ? 0 : 1);
+    }
+    std::_Exit(2);
+  };
+  EXPECT_EXIT(run_without_room(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -88,8 +88,9 @@ DType activation_type(const EngineOptions& options, const Backend& backend) {
   return backend.device() == DeviceKind::cpu ? DType::f32 : DType::bf16;
 }
 
-bool draws_bf16(NoiseType asked, DType activations) {
-  return asked == NoiseType::bf16 || (asked == NoiseType::automatic && activations == DType::bf16);
+NoiseType noise_type(NoiseType asked, DType activations) {
+  if (asked != NoiseType::automatic) return asked;
+  return activations == DType::bf16 ? NoiseType::bf16 : NoiseType::fp32;
 }
 
 int64_t available_memory(const Backend& backend, int64_t ranks) {

@@ -28,8 +28,8 @@ std::unique_ptr<Timeline> make_timeline(const Backend& backend);
 // fp32 on the CPU and bf16 on a device, unless the options say otherwise.
 DType activation_type(const EngineOptions& options, const Backend& backend);
 
-// Whether noise is drawn as a bf16 model draws it.
-bool draws_bf16(NoiseType asked, DType activations);
+// The noise that is drawn; never automatic.
+NoiseType noise_type(NoiseType asked, DType activations);
 
 // Bytes that an allocation on this backend could have now: of its device, or of the host's memory
 // the share of one of the `ranks` of this process. The largest number when that is not known.

@@ -231,11 +231,11 @@ std::string inspect_attention(const std::filesystem::path& model, const std::str
 }
 
 std::vector<int64_t> tokenize(const std::filesystem::path& model, const std::string& text) {
-  return Tokenizer::load(model / "text_tokenizer").encode(text);
+  return Tokenizer::load(open_model_folder(model).text_tokenizer.folder).encode(text);
 }
 
 std::string detokenize(const std::filesystem::path& model, const std::vector<int64_t>& ids) {
-  return Tokenizer::load(model / "text_tokenizer").decode(ids);
+  return Tokenizer::load(open_model_folder(model).text_tokenizer.folder).decode(ids);
 }
 
 }  // namespace orrery

@@ -46,20 +46,20 @@ Json describe(const fs::path& model) {
   const Checkpoint checkpoint = read_checkpoint(model);
   const TransformerConfig& t = checkpoint.transformer;
   Json components = Json::object();
-  components.set("transformer", component_json(model / "transformer")
+  components.set("transformer", component_json(checkpoint.folder.transformer.folder)
                                     .set("num_hidden_layers", t.num_hidden_layers)
                                     .set("hidden_size", t.hidden_size)
                                     .set("num_attention_heads", t.num_attention_heads)
                                     .set("num_key_value_heads", t.num_key_value_heads)
                                     .set("head_dim", t.head_dim));
-  components.set("vae", component_json(model / "vae")
+  components.set("vae", component_json(checkpoint.folder.vae.folder)
                             .set("latent_channels", checkpoint.vae.z_dim)
                             .set("spatial_factor", checkpoint.vae.scale_factor_spatial)
                             .set("temporal_factor", checkpoint.vae.scale_factor_temporal));
   if (checkpoint.folder.sound_tokenizer) {
-    components.set("sound_tokenizer", component_json(model / "sound_tokenizer"));
+    components.set("sound_tokenizer", component_json(checkpoint.folder.sound_tokenizer->folder));
   }
-  const Tokenizer tokenizer = Tokenizer::load(model / "text_tokenizer");
+  const Tokenizer tokenizer = Tokenizer::load(checkpoint.folder.text_tokenizer.folder);
   components.set("text_tokenizer", Json::object().set("tokens", tokenizer.vocab_size()));
   const SchedulerConfig& s = checkpoint.scheduler;
   components.set("scheduler", Json::object()

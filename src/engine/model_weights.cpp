@@ -76,25 +76,28 @@ bool keeps_text(Resident resident, const PartSizes& sizes, Offload offload, Devi
 }
 
 ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
-                           const std::filesystem::path& model, Options options)
+                           const ModelFolder& model, Options options)
     : backend_(backend),
       networks_(networks),
       options_(std::move(options)),
-      transformer_files_(Safetensors::open_folder(model / "transformer")),
-      vae_files_(Safetensors::open_folder(model / "vae")) {
+      transformer_files_(Safetensors::open_folder(model.transformer.folder)),
+      vae_files_(Safetensors::open_folder(model.vae.folder)) {
   const VisitFunction both = [&](WeightVisitor& v) {
     networks_.transformer.visit_und(v), networks_.transformer.visit_gen(v);
   };
   const auto start = Clock::now();
   adapters_ = std::make_unique<LoraAdapters>(options_.lora, both);
-  check_weights(transformer_files_, both, options_.transformer);
-  check_weights(
-      vae_files_, [&](WeightVisitor& v) { networks_.vae.visit(v); }, options_.vae);
+  unlikely_ = check_weights(transformer_files_, both, options_.transformer);
+  note(check_weights(
+      vae_files_, [&](WeightVisitor& v) { networks_.vae.visit(v); }, options_.vae));
   if (networks_.sound != nullptr) check_sound(model);
   load_time_.check_seconds = seconds_since(start);
   if (!adapters_->empty()) {
     options_.transformer.adapt = [this](const std::string& name, const View& stored) {
-      return adapters_->merged(name, stored);
+      return adapters_->merged(name, stored, networks_.transformer.dtype());
+    };
+    options_.transformer.adapted_type = [this](const std::string& name, DType stored) {
+      return adapters_->merged_type(name, stored, networks_.transformer.dtype());
     };
   }
   sizes_ = part_sizes(networks_,
@@ -111,12 +114,16 @@ ModelWeights::ModelWeights(Backend& backend, const ModelNetworks& networks,
   }
 }
 
-void ModelWeights::check_sound(const std::filesystem::path& model) {
-  sound_files_ = Safetensors::open_folder(model / "sound_tokenizer");
+void ModelWeights::check_sound(const ModelFolder& model) {
+  sound_files_ = Safetensors::open_folder(model.sound_tokenizer->folder);
   sound_loading_ = sound_loading(networks_.sound->config(), *sound_files_);
   sound_loading_.check_finite = options_.check_sound;
-  check_weights(
-      *sound_files_, [&](WeightVisitor& v) { networks_.sound->visit(v); }, sound_loading_);
+  note(check_weights(
+      *sound_files_, [&](WeightVisitor& v) { networks_.sound->visit(v); }, sound_loading_));
+}
+
+void ModelWeights::note(std::vector<std::string> unlikely) {
+  std::move(unlikely.begin(), unlikely.end(), std::back_inserter(unlikely_));
 }
 
 ModelWeights::~ModelWeights() {
@@ -234,10 +241,15 @@ void ModelWeights::load(Part part, const Pause& pause) {
   load_time_.seconds += seconds_since(start);
 }
 
-std::string ModelWeights::notice() const {
+std::vector<std::string> ModelWeights::notices() const {
+  std::vector<std::string> sentences;
+  for (const std::string& clause : unlikely_)
+    sentences.push_back(clause + "; the file may be damaged: see orrery inspect --verify");
   const std::unique_ptr<LayerStream>& layers =
       places_[static_cast<size_t>(Part::generation)].layers;
-  return layers ? layers->notice() : "";
+  if (const std::string slow = layers ? layers->notice() : ""; !slow.empty())
+    sentences.push_back(slow);
+  return sentences;
 }
 
 }  // namespace orrery

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint.h"
 #include "model/layer_stream.h"
 #include "model/lora.h"
 #include "model/sound.h"
@@ -71,7 +72,7 @@ class ModelWeights {
   };
   // Checks every tensor of `model`, refuses when what stays has no room on the device, loads what
   // stays. The networks and the backend outlive this.
-  ModelWeights(Backend& backend, const ModelNetworks& networks, const std::filesystem::path& model,
+  ModelWeights(Backend& backend, const ModelNetworks& networks, const ModelFolder& model,
                Options options);
   ~ModelWeights();
 
@@ -112,8 +113,8 @@ class ModelWeights {
   int64_t freed_by(bool text_stays) const;
   // Bytes that are on the device between requests, now.
   int64_t resident_bytes() const;
-  // A sentence about what is slower than it should be; empty when nothing is.
-  std::string notice() const;
+  // Sentences about values that look damaged, and about what is slower than it should be.
+  std::vector<std::string> notices() const;
 
  private:
   void bring(Part part, const Pause& pause);
@@ -121,7 +122,8 @@ class ModelWeights {
   bool stays(Part part) const;
   void load(Part part, const Pause& pause);
   void visit_tower(Tower tower, WeightVisitor& visitor, const Pause& pause);
-  void check_sound(const std::filesystem::path& model);
+  void check_sound(const ModelFolder& model);
+  void note(std::vector<std::string> unlikely);
   void require_room() const;
   LayerStream::VisitLayer layers_of(Tower tower);
   WeightStore fill(const Safetensors& files, const VisitFunction& visit,
@@ -134,6 +136,7 @@ class ModelWeights {
   std::optional<Safetensors> sound_files_;
   LoadOptions sound_loading_;
   std::unique_ptr<LoraAdapters> adapters_;
+  std::vector<std::string> unlikely_;  // clauses of check_weights()
   PartSizes sizes_;
   Footprint footprint_;
   LoadTime load_time_;

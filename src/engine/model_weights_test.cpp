@@ -78,7 +78,7 @@ TEST(ModelWeights, LoadingHoldsNoMoreThanTheModeSays) {
     options.offload = offload;
     options.transformer.hold = options.vae.hold = DType::bf16;
     options.transformer.ignored = Transformer::is_unused;
-    ModelWeights weights(dry, {transformer, vae}, model, options);
+    ModelWeights weights(dry, {transformer, vae}, open_model_folder(model), options);
     for (Part part : {Part::text, Part::generation, Part::vae}) {
       const ModelWeights::Use use(weights, part);
       EXPECT_TRUE(weights.has(part));
@@ -127,7 +127,7 @@ TEST(ModelWeights, AResidentTextTowerIsBroughtOnce) {
   ModelWeights::Options options;
   options.transformer.hold = options.vae.hold = DType::bf16;
   options.transformer.ignored = Transformer::is_unused;
-  ModelWeights weights(dry, {transformer, vae}, model, options);
+  ModelWeights weights(dry, {transformer, vae}, open_model_folder(model), options);
   const auto held = [&] { return static_cast<int64_t>(dry.allocated()) - before; };
   // A prompt; the bytes it uploads.
   const auto prompt = [&] {

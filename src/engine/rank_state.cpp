@@ -10,7 +10,7 @@ namespace orrery {
 ModelFiles::ModelFiles(const std::filesystem::path& model)
     : path(model),
       checkpoint(read_checkpoint(model)),
-      tokenizer(Tokenizer::load(model / "text_tokenizer")) {}
+      tokenizer(Tokenizer::load(checkpoint.folder.text_tokenizer.folder)) {}
 
 RankState::RankState(std::shared_ptr<const ModelFiles> model, const EngineOptions& given,
                      World& world, int rank, int64_t host_memory)
@@ -65,8 +65,8 @@ void RankState::load(int64_t host_memory) {
   for (const LoraFile& lora : options.lora) use.lora.push_back({lora.file, lora.scale});
   use.check_sound = groups.leads();
   weights = std::make_unique<ModelWeights>(*backend, ModelNetworks{*transformer, *vae, sound.get()},
-                                           files->path, std::move(use));
-  if (const std::string sentence = weights->notice(); !sentence.empty()) notice(sentence);
+                                           checkpoint().folder, std::move(use));
+  for (const std::string& sentence : weights->notices()) notice(sentence);
   if (options.offload != offload()) {
     notice(concat("offload ", name_of(options.offload),
                   " has nothing to do on the CPU, which reads weights in the mapped files"));

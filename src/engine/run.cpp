@@ -176,8 +176,7 @@ void Run::fill_with_noise(Stream& stream) {
   std::vector<float> values;
   if (noise_) {
     values.resize(static_cast<size_t>(stream.sample.view.numel()));
-    const bool bf16 = draws_bf16(request_->noise_dtype, networks_.transformer.dtype());
-    bf16 ? noise_->fill_bf16(values) : noise_->fill(values);
+    noise_->fill(values, noise_type(request_->noise_dtype, networks_.transformer.dtype()));
   }
   upload(stream.sample.view, values);
 }

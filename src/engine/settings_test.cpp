@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/backends.h"
 #include "expect_error.h"
 #include "support/source_dir.h"
 
@@ -191,6 +192,16 @@ TEST(Actions, HaveTheEmbodimentsShape) {
   request = given({16, 2});
   request.action->raw_actions.reset();
   refused(request, {"needs raw actions"});
+}
+
+// The public pipeline draws noise in the type of the model.
+TEST(NoiseTypes, AutomaticIsTheTypeOfTheRun) {
+  EXPECT_EQ(Request().noise_dtype, NoiseType::automatic);
+  EXPECT_EQ(noise_type(NoiseType::automatic, DType::f32), NoiseType::fp32);
+  EXPECT_EQ(noise_type(NoiseType::automatic, DType::bf16), NoiseType::bf16);
+  for (const NoiseType type : {NoiseType::fp32, NoiseType::bf16, NoiseType::bf16_torch_2_11})
+    EXPECT_EQ(noise_type(type, DType::bf16), type);
+  EXPECT_EQ(value_named<NoiseType>("bf16-torch-2.11"), NoiseType::bf16_torch_2_11);
 }
 
 }  // namespace

@@ -47,12 +47,16 @@ std::vector<Taps> make_taps(int64_t in, int64_t out, Interpolation how) {
   return all;
 }
 
-// The second pass over sums of the first: to the nearest level, half to even.
+// The second pass over sums of the first: to the nearest level, half to even. OpenCV adds fp32
+// products from the last row to the first, and its order decides ties. A product of two floats is
+// exact in double; rounding it by hand keeps a compiler from fusing it with the sum.
 uint8_t level_cubic(const std::array<int64_t, 4>& sums, const std::array<int, 4>& weight) {
-  int64_t sum = 0;
-  for (size_t k = 0; k < 4; ++k) sum += sums[k] * weight[k];
-  const double level = std::nearbyint(std::ldexp(double(sum), -2 * kWeightBits));
-  return static_cast<uint8_t>(std::clamp(level, 0.0, 255.0));
+  constexpr float kUnit = 1.0f / (1 << 2 * kWeightBits);
+  float sum = 0;
+  for (size_t k = 4; k-- > 0;) {
+    sum += static_cast<float>(double(sums[k]) * double(float(weight[k]) * kUnit));
+  }
+  return static_cast<uint8_t>(std::clamp(std::nearbyint(sum), 0.0f, 255.0f));
 }
 
 // Each of the two products is cut to two bits below the level before they are added.

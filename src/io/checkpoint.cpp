@@ -1,12 +1,12 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 
+#include "base/config_reader.h"
 #include "base/error.h"
 #include "base/parallel.h"
 #include "io/fault_list.h"
+#include "io/folder_hints.h"
 
 namespace orrery {
 
@@ -46,85 +46,27 @@ void check_tensors(const Safetensors& files, const std::vector<TensorExpectation
   faults.raise(ErrorKind::corrupt, files.origin().string());
 }
 
-namespace {
-
-// Index of the first element whose magnitude bits reach those of infinity; `count` when there is
-// none.
-template <typename Bits>
-int64_t find_non_finite(const std::byte* data, int64_t count, Bits infinity) {
-  constexpr int64_t kBlock = 8192;
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max();  // all but the sign
-  const auto magnitude = [&](int64_t i) {
-    Bits bits;
-    std::memcpy(&bits, data + i * static_cast<int64_t>(sizeof bits), sizeof bits);
-    return static_cast<Bits>(bits & kMagnitude);
-  };
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, count);
-    Bits largest = 0;  // a maximum without early exit vectorises
-    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, magnitude(i));
-    if (largest < infinity) continue;
-    for (int64_t i = begin; i < end; ++i) {
-      if (magnitude(i) >= infinity) return i;
-    }
-  }
-  return count;
-}
-
-Shape position_of(int64_t index, const Shape& shape) {
-  Shape position = shape;
-  for (int d = shape.rank() - 1; d >= 0; --d) {
-    position[d] = index % shape[d];
-    index /= shape[d];
-  }
-  return position;
-}
-
-}  // namespace
-
-std::optional<std::string> first_non_finite(const View& view) {
-  require(view.device == DeviceKind::cpu && view.contiguous(),
-          "first_non_finite: the tensor is not contiguous in host memory");
-  const auto* data = static_cast<const std::byte*>(view.data);
-  const int64_t count = view.numel();
-  int64_t at = count;
-  bool is_nan = false;
-  const auto search = [&](auto infinity) {
-    using Bits = decltype(infinity);
-    at = find_non_finite<Bits>(data, count, infinity);
-    if (at == count) return;
-    Bits bits;
-    std::memcpy(&bits, data + at * static_cast<int64_t>(sizeof bits), sizeof bits);
-    is_nan = (bits & std::numeric_limits<Bits>::max()) != infinity;
-  };
-  switch (view.dtype) {
-    case DType::f32: search(int32_t{0x7f800000}); break;
-    case DType::bf16: search(int16_t{0x7f80}); break;
-    case DType::f16: search(int16_t{0x7c00}); break;
-    case DType::f8e4m3: search(int8_t{0x7f}); break;
-    case DType::i32:
-    case DType::i64:
-    case DType::u8:
-    case DType::i8: return std::nullopt;
-  }
-  if (at == count) return std::nullopt;
-  return concat(is_nan ? "NaN" : "Inf", " at ", position_of(at, view.shape));
-}
-
-void check_finite(const Safetensors& files, const std::vector<TensorExpectation>& expected) {
-  std::vector<std::optional<std::string>> found(expected.size());
+std::vector<std::string> check_finite(const Safetensors& files,
+                                      const std::vector<TensorExpectation>& expected) {
+  std::vector<ValueRange> found(expected.size());
   parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i) {
     const auto at = static_cast<size_t>(i);
     const StoredTensor* tensor = files.find(expected[at].name);
-    if (tensor && tensor->dtype) found[at] = first_non_finite(files.view(expected[at].name));
+    if (tensor && tensor->dtype) found[at] = value_range(files.view(expected[at].name));
   });
   FaultList faults;
+  std::vector<std::string> unlikely;
   for (size_t i = 0; i < expected.size(); ++i) {
-    const std::string& name = expected[i].name;
-    if (found[i])
-      faults.add("not finite", name, " in ", files.find(name)->file, " holds ", *found[i]);
+    const ValueRange& range = found[i];
+    if (!range.fault && range.is_likely()) continue;
+    const std::string where = concat(expected[i].name, " in ", files.find(expected[i].name)->file);
+    if (range.fault)
+      faults.add("not finite", where, " holds ", *range.fault);
+    else
+      unlikely.push_back(concat(where, " holds ", range.unlikely()));
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
+  return unlikely;
 }
 
 namespace {
@@ -176,6 +118,9 @@ class FolderReader {
     refuse_quantised();
     const bool only_missing = faults_.count() == faults_.count(kMissingFile);
     faults_.raise(only_missing ? ErrorKind::not_found : ErrorKind::corrupt, model_.folder.string());
+    for (const Json* given : {&task, &modular}) {
+      if (!given->is_null()) refuse_unknown(*given);
+    }
     return std::move(model_);
   }
 
@@ -205,14 +150,26 @@ class FolderReader {
     }
     return index;
   }
+  // Components beyond the known ones would be run by the public pipeline; the safety checker is the
+  // guardrail's business, and the vision encoder the reasoner's.
+  static void refuse_unknown(const Json& index) {
+    ConfigReader reader(index);
+    reader.harmless({"transformer", "vae", "text_tokenizer", "scheduler", "sound_tokenizer",
+                     "safety_checker", "vision_encoder", "enable_safety_checker",
+                     "default_use_system_prompt", "use_native_flow_schedule", "native_flow_shift",
+                     "is_distilled", "distilled_sigmas"});
+    reader.refuse_rest("this engine");
+  }
   static std::string class_of(const Json& index) { return index.at("_class_name").as_string(); }
 
   [[noreturn]] void refuse_without_index() const {
     const auto above = std::filesystem::absolute(model_.folder).lexically_normal() / "..";
     const bool is_component = exists(above / kTaskIndex) || exists(above / kModularIndex);
+    std::string hint = hint_without_index(model_.folder);
+    if (hint.empty() && is_component)
+      hint = "; this is a component, name the model folder above it";
     fail(ErrorKind::not_found, model_.folder.string(), ": holds neither ", kTaskIndex, " nor ",
-         kModularIndex,
-         is_component ? "; this is a component, name the model folder above it" : "");
+         kModularIndex, hint);
   }
 
   // What an index says of one component.
@@ -241,7 +198,8 @@ class FolderReader {
     entry.class_name = text_or_empty(&value->at(1));
     entry.present = !entry.class_name.empty();
     if (value->items().size() > 2 && value->at(2).is_object()) {
-      const Json& where = value->at(2);
+      ConfigReader where(value->at(2));
+      where.harmless({"type_hint", "revision", "default_creation_method"});
       entry.source = text_or_empty(where.find("pretrained_model_name_or_path"));
       if (const std::string folder = text_or_empty(where.find("subfolder")); !folder.empty()) {
         entry.subfolder = folder;
@@ -252,6 +210,7 @@ class FolderReader {
         entry.present = false;
         return entry;
       }
+      where.refuse_rest("this engine, which takes the component's own files,");
       entry.present = entry.present || exists(model_.folder / entry.subfolder);
     }
     return entry;
@@ -270,7 +229,7 @@ class FolderReader {
     if (kind.has_weights && !exists(found.folder / kWeightsName) &&
         !exists(found.folder / kWeightsIndexName)) {
       faults_.add(kMissingFile, entry.subfolder, "/ has no weights: neither ", kWeightsName,
-                  " nor ", kWeightsIndexName);
+                  " nor ", kWeightsIndexName, hint_without_weights(found.folder));
     }
     return found;
   }
@@ -375,8 +334,10 @@ class FolderReader {
 
 ModelFolder open_model_folder(const std::filesystem::path& folder) {
   std::error_code none;
-  require(std::filesystem::is_directory(folder, none), ErrorKind::not_found, folder.string(),
-          ": the model folder does not exist");
+  require(std::filesystem::is_directory(folder, none), ErrorKind::not_found, folder.string(), ": ",
+          std::filesystem::exists(folder, none) ? "is a file, a model folder is needed"
+                                                : "the model folder does not exist",
+          hint_without_folder(folder));
   return FolderReader(folder).read();
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "io/safetensors.h"
+#include "io/value_range.h"
 
 namespace orrery {
 
@@ -27,13 +28,12 @@ struct TensorExpectation {
 void check_tensors(const Safetensors& files, const std::vector<TensorExpectation>& expected,
                    const std::function<bool(std::string_view)>& ignored = {});
 
-// "NaN at [3, 17]" for the first element that is not finite; empty when all are. `view` is in host
-// memory and contiguous, of any alignment. Integers are finite.
-std::optional<std::string> first_non_finite(const View& view);
-
 // Throws one Error{numeric} that names every expected tensor with NaN or Inf in it. Reads them all,
 // at memory speed, on several threads; tensors that are absent or have no DType are passed over.
-void check_finite(const Safetensors& files, const std::vector<TensorExpectation>& expected);
+// Returns a clause for every tensor with a value that is finite but unlikely (value_range.h): "NAME
+// in FILE holds ...".
+std::vector<std::string> check_finite(const Safetensors& files,
+                                      const std::vector<TensorExpectation>& expected);
 
 struct Component {
   std::filesystem::path folder;
@@ -62,7 +62,7 @@ struct ModelFolder {
 
 // Reads the index and the components' configs and looks for their files; reads no weights. Throws
 // Error{not_found} or Error{corrupt} with every missing file and bad field, and Error{unsupported}
-// with the name of a pipeline class or quantisation that cannot be run. Unknown keys are ignored.
+// with the name of a pipeline class, key or quantisation that cannot be run.
 ModelFolder open_model_folder(const std::filesystem::path& folder);
 
 }  // namespace orrery

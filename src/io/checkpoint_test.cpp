@@ -178,7 +178,7 @@ TEST(FirstNonFinite, IntegersEmptyAndStrided) {
 // ---- model folder ------------------------------------------------------------------------------
 
 constexpr const char* kTaskIndexText = R"({
-  "_class_name": "Cosmos3OmniPipeline", "_diffusers_version": "0.40", "novel": [1, {}],
+  "_class_name": "Cosmos3OmniPipeline", "_diffusers_version": "0.40", "novel": [null, null],
   "transformer": ["diffusers", "Cosmos3OmniTransformer"], "vae": ["diffusers", "AutoencoderKLWan"],
   "text_tokenizer": ["transformers", "AnyTokenizer"], "scheduler": ["diffusers", "UniPCMultistepScheduler"],
   "safety_checker": [null, null], "sound_tokenizer": [null, null]})";
@@ -309,6 +309,32 @@ TEST_F(ModelFolderTest, ComponentNamedInsteadOfModel) {
     expect_error(ErrorKind::not_found, {"name the model folder above it"},
                  [&] { open_model_folder(scratch.path() / name); });
   }
+}
+
+// What would have been obeyed elsewhere is refused by name; what switches nothing on is no matter.
+TEST_F(ModelFolderTest, UnknownKeysOfTheIndex) {
+  set("image_encoder", R"(["transformers", "CLIPVisionModel"])");
+  expect(ErrorKind::unsupported, {"model_index.json", "cannot obey image_encoder"});
+  set("image_encoder", "[null, null]");
+  EXPECT_NO_THROW(open());
+}
+
+TEST_F(ModelFolderTest, PointsToWhatIsThere) {
+  const std::filesystem::path snapshot = "models--owner--name/snapshots/0123";
+  scratch.write(snapshot / "model_index.json", "{}");
+  expect_error(ErrorKind::not_found, {"cache folder", (scratch.path() / snapshot).string()},
+               [&] { open_model_folder(scratch.path() / "models--owner--name"); });
+  expect_error(ErrorKind::not_found, {"models--owner--name/snapshots/0123"},
+               [&] { open_model_folder(scratch.path() / "models--owner--name/snapshots"); });
+  expect_error(ErrorKind::not_found, {"hf download nobody/nothing"},
+               [&] { open_model_folder("nobody/nothing"); });
+  expect_error(ErrorKind::not_found, {"is a file", "in one file"},
+               [&] { open_model_folder(scratch.path() / "model_index.json"); });
+  remove("vae/" + std::string(kWeightsName));
+  scratch.write("vae/diffusion_pytorch_model.bin", "");
+  expect(ErrorKind::not_found, {"diffusion_pytorch_model.bin is there", "Python objects"});
+  scratch.write("vae/diffusion_pytorch_model.aa.safetensors", "");
+  expect(ErrorKind::not_found, {"diffusion_pytorch_model.aa.safetensors is there", "variant"});
 }
 
 TEST_F(ModelFolderTest, TrailingSlash) {

@@ -130,6 +130,17 @@ TEST(BlurMap, ResizingByHand) {
             (std::vector<std::vector<int>>{{0, 0, 0, 58, 197, 255, 255, 255}}));
 }
 
+// Exact sums that lie within a rounding of a half go where OpenCV's fp32 sums go: 186.500009 is
+// 186.5 there and becomes the even level, 153.499995 is 153.5.
+TEST(BlurMap, CubicTiesAsInOpenCv) {
+  const Image up =
+      grey({{29, 52, 238, 115}, {195, 131, 67, 108}, {241, 175, 216, 110}, {88, 12, 216, 173}});
+  EXPECT_EQ(levels(interpolate(up, 6, 6, Interpolation::cubic))[5][3], 186);
+  const Image down =
+      grey({{199, 213, 29, 164}, {131, 149, 58, 153}, {18, 162, 53, 114}, {69, 74, 89, 135}});
+  EXPECT_EQ(levels(interpolate(down, 6, 6, Interpolation::cubic))[2][5], 154);
+}
+
 TEST(ControlPresets, AreThePublicOnes) {
   EXPECT_EQ(edge_preset("none").lower, 20);
   EXPECT_EQ(edge_preset("medium").upper, 200);

@@ -262,37 +262,35 @@ SafetensorsContents parse_safetensors(std::span<const std::byte> bytes, const st
   SafetensorsContents contents;
   const std::string_view header = header_text(bytes, prefix, faults);
   if (header.empty()) return contents;
-  Json root;
-  try {
-    root = Json::parse(header, "header");
-  } catch (const Error& error) {
-    faults.add("header", prefix, error.what());
-    return contents;
-  }
-  contents.header_read = true;
-  contents.tensors.reserve(root.members().size());
-
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header.size());
   const int64_t data_bytes = static_cast<int64_t>(data.size());
-  std::vector<Placed> placed;
   bool all_placed = true;
-  for (const auto& [name, entry] : root.members()) {
-    if (name == "__metadata__") {
-      read_metadata(entry, prefix, faults, contents.metadata);
-      continue;
-    }
+  const auto read_entry = [&](const std::string& name, const Json& entry) {
+    if (name == "__metadata__") return read_metadata(entry, prefix, faults, contents.metadata);
     StoredTensor& tensor = contents.tensors.emplace_back();
     tensor.name = name;
     EntryReader::Range range;
-    if (EntryReader(prefix, name, entry, faults).read(tensor, range, data_bytes)) {
+    if (EntryReader(prefix, name, entry, faults).read(tensor, range, data_bytes))
       tensor.data = data.data() + range.begin;
-      placed.push_back({range.begin, range.end, &name});
-    } else {
+    else
       all_placed = false;
-    }
+  };
+  try {
+    Json::parse_members(header, "header", read_entry);
+  } catch (const Error& error) {
+    faults.add("header", prefix, error.what());
+    contents = {};
+    return contents;
   }
+  contents.header_read = true;
   // With an entry unread its bytes would show as a gap.
-  if (all_placed) check_cover(std::move(placed), data_bytes, prefix, faults);
+  if (!all_placed) return contents;
+  std::vector<Placed> placed;
+  for (const StoredTensor& tensor : contents.tensors) {
+    const int64_t begin = tensor.data - data.data();
+    placed.push_back({begin, begin + static_cast<int64_t>(tensor.bytes), &tensor.name});
+  }
+  check_cover(std::move(placed), data_bytes, prefix, faults);
   return contents;
 }
 

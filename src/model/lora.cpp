@@ -6,9 +6,11 @@
 #include <cstring>
 #include <optional>
 
+#include "base/config_reader.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "io/fault_list.h"
+#include "base/parallel.h"
+#include "model/lora_names.h"
 
 namespace orrery {
 
@@ -23,52 +25,9 @@ class MatrixLister final : public WeightVisitor {
   void tensor(View&, const std::string&, Shape, Split) override {}
   void linear(Linear&, const std::vector<std::string>& prefixes, const std::vector<int64_t>& out,
               int64_t in, Split, bool) override {
-    for (size_t i = 0; i < prefixes.size(); ++i)
-      matrices[prefixes[i] + ".weight"] = Shape{out[i], in};
+    for (size_t i = 0; i < prefixes.size(); ++i) matrices[prefixes[i]] = Shape{out[i], in};
   }
 };
-
-// Framework name, checkpoint name (docs/internals/transformer.md). Whole dotted parts.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kFrameworkNames{{
-    {"q_proj", "to_q"},
-    {"k_proj", "to_k"},
-    {"v_proj", "to_v"},
-    {"o_proj", "to_out"},
-    {"q_proj_moe_gen", "add_q_proj"},
-    {"k_proj_moe_gen", "add_k_proj"},
-    {"v_proj_moe_gen", "add_v_proj"},
-    {"o_proj_moe_gen", "to_add_out"},
-    {"vae2llm", "proj_in"},
-    {"llm2vae", "proj_out"},
-    {"time_embedder.mlp.0", "time_embedder.linear_1"},
-    {"time_embedder.mlp.2", "time_embedder.linear_2"},
-    {"sound2llm", "audio_proj_in"},
-    {"llm2sound", "audio_proj_out"},
-}};
-
-// One key of an adapter file, taken apart.
-struct Key {
-  enum class Part { a, b, alpha, other } part = Part::other;
-  std::string module;
-};
-
-Key parse_key(const std::string& name) {
-  Key key;
-  if (name.ends_with(".alpha"))
-    return {Key::Part::alpha, lora_module(name.substr(0, name.size() - 6))};
-  for (const auto& [mark, part] : {std::pair{".lora_A", Key::Part::a}, {".lora_B", Key::Part::b}}) {
-    const size_t at = name.rfind(mark);
-    if (at == std::string::npos) continue;
-    // ".weight", or ".<adapter>.weight" with one plain adapter name.
-    const std::string rest = name.substr(at + std::strlen(mark));
-    if (!rest.starts_with('.') || !rest.ends_with(".weight")) continue;
-    const std::string adapter = rest.substr(0, rest.size() - std::strlen(".weight"));
-    if (adapter.size() == 1 || std::count(adapter.begin(), adapter.end(), '.') > 1) continue;
-    key.part = part;
-    key.module = lora_module(name.substr(0, at));
-  }
-  return key;
-}
 
 double positive(double value, const std::string& where) {
   require(std::isfinite(value) && value > 0, ErrorKind::corrupt, where, ": alpha is ", value,
@@ -81,39 +40,115 @@ double number_of(const Json& value) {
   return Json::parse(value.as_string(), value.where()).as_double();
 }
 
-// Whatever a configuration says that this merge would not do is refused rather than passed over.
-std::optional<double> alpha_of(const Json& config, const std::string& prefix) {
-  for (const char* flag : {"use_rslora", "use_dora"}) {
-    const Json* value = config.find(prefix + flag);
-    require(value == nullptr || !value->is_boolean() || !value->as_bool(), ErrorKind::unsupported,
-            config.where(), ": ", flag, " is set; only plain LoRA adapters can be merged");
+// What a file says of all its modules.
+struct AdapterConfig {
+  std::optional<double> alpha;
+  std::vector<std::pair<std::string, double>> alpha_pattern;  // end of a module's name, alpha
+  bool rank_stabilised = false;
+
+  double alpha_of(const std::string& module, int64_t rank) const {
+    for (const auto& [tail, value] : alpha_pattern) {
+      const bool whole =
+          module.size() == tail.size() ||
+          (module.size() > tail.size() && module[module.size() - tail.size() - 1] == '.');
+      if (module.ends_with(tail) && whole) return value;
+    }
+    return alpha.value_or(static_cast<double>(rank));
   }
-  const Json* pattern = config.find(prefix + "alpha_pattern");
-  require(pattern == nullptr || !pattern->is_object() || pattern->members().empty(),
-          ErrorKind::unsupported, config.where(),
-          ": alpha_pattern is set; only one alpha for all modules is supported");
-  const Json* alpha = config.find(prefix + "lora_alpha");
-  if (alpha == nullptr || alpha->is_null()) return std::nullopt;
-  return positive(number_of(*alpha), alpha->where());
+};
+
+// PEFT's LoraConfig. Keys that only say how the adapter was trained, or repeat what its tensors
+// show, are harmless.
+AdapterConfig peft_config(const Json& json) {
+  ConfigReader reader(json);
+  AdapterConfig config;
+  if (const Json* type = reader.find("peft_type")) {
+    require(type->as_string() == "LORA", ErrorKind::unsupported, type->where(), ": peft_type is \"",
+            type->as_string(), "\"; only LoRA adapters can be merged");
+  }
+  if (const Json* alpha = reader.find("lora_alpha"))
+    config.alpha = positive(number_of(*alpha), alpha->where());
+  if (const Json* patterns = reader.find("alpha_pattern")) {
+    for (const auto& [module, alpha] : patterns->members()) {
+      require(module.find_first_of("*+?^$|()[]{}\\") == std::string::npos, ErrorKind::unsupported,
+              patterns->where(), ": the pattern ", module,
+              " is an expression; only names of modules are supported");
+      config.alpha_pattern.emplace_back(module, positive(alpha.as_double(), alpha.where()));
+    }
+  }
+  reader.read("use_rslora", config.rank_stabilised);
+  reader.harmless({"r",
+                   "rank_pattern",
+                   "target_modules",
+                   "exclude_modules",
+                   "layers_to_transform",
+                   "layers_pattern",
+                   "base_model_name_or_path",
+                   "revision",
+                   "auto_mapping",
+                   "task_type",
+                   "inference_mode",
+                   "init_lora_weights",
+                   "lora_dropout",
+                   "loftq_config",
+                   "eva_config",
+                   "corda_config",
+                   "lora_ga_config",
+                   "velora_config",
+                   "megatron_config",
+                   "megatron_core",
+                   "qalora_group_size",
+                   "peft_version",
+                   "runtime_config",
+                   "ensure_weight_tying"});
+  reader.refuse_rest("the merge of plain LoRA adapters");
+  return config;
 }
 
-// Alpha of a whole file.
-std::optional<double> file_alpha(const Safetensors& file, const fs::path& path) {
+// diffusers puts "transformer." before each key of the part that is the transformer's.
+Json without_prefix(const Json& json, std::string_view prefix) {
+  Json out = Json::object();
+  for (const auto& [key, value] : json.members()) {
+    if (key.starts_with(prefix)) out.set(key.substr(prefix.size()), value);
+  }
+  return out.members().empty() ? json : out;
+}
+
+AdapterConfig config_of(const Safetensors& file, const fs::path& path) {
   for (const char* key : {"lora_alpha", "alpha"}) {
     const auto it = file.metadata().find(key);
     if (it == file.metadata().end()) continue;
     const std::string where = concat(path.string(), ": metadata ", key);
-    return positive(Json::parse(it->second, where).as_double(), where);
+    AdapterConfig config;
+    config.alpha = positive(Json::parse(it->second, where).as_double(), where);
+    return config;
   }
   if (const auto it = file.metadata().find("lora_adapter_metadata"); it != file.metadata().end()) {
-    const Json config = Json::parse(it->second, path.string() + ": metadata lora_adapter_metadata");
-    for (const char* prefix : {"transformer.", ""}) {
-      if (const auto alpha = alpha_of(config, prefix)) return alpha;
-    }
+    const Json json = Json::parse(it->second, path.string() + ": metadata lora_adapter_metadata");
+    return peft_config(without_prefix(json, "transformer."));
   }
   const fs::path beside = path.parent_path() / "adapter_config.json";
-  if (fs::is_regular_file(beside)) return alpha_of(Json::load(beside), "");
-  return std::nullopt;
+  return fs::is_regular_file(beside) ? peft_config(Json::load(beside)) : AdapterConfig{};
+}
+
+// The adapter's file where a folder is named.
+fs::path file_of(const fs::path& given) {
+  std::error_code none;
+  if (!fs::is_directory(given, none)) return given;
+  constexpr std::array<const char*, 2> kNames{"adapter_model", "pytorch_lora_weights"};
+  std::vector<fs::path> found;
+  for (const std::string name : kNames) {
+    if (fs::exists(given / (name + ".safetensors"), none))
+      found.push_back(given / (name + ".safetensors"));
+    require(!found.empty() || !fs::exists(given / (name + ".bin"), none), ErrorKind::unsupported,
+            "lora ", given.string(), ": ", name,
+            ".bin holds Python objects, which are not read; save the adapter as safetensors");
+  }
+  require(!found.empty(), ErrorKind::not_found, "lora ", given.string(),
+          ": the folder has neither ", kNames[0], ".safetensors nor ", kNames[1], ".safetensors");
+  require(found.size() == 1, "lora ", given.string(), ": the folder has ", kNames[0],
+          ".safetensors and ", kNames[1], ".safetensors; name one of them");
+  return found.front();
 }
 
 float element(const View& view, int64_t i) {
@@ -130,24 +165,19 @@ float element(const View& view, int64_t i) {
 
 }  // namespace
 
-std::string lora_module(std::string_view key) {
-  for (bool stripped = true; stripped;) {
-    stripped = false;
-    for (std::string_view prefix : {"transformer.", "base_model.", "model."}) {
-      if (!key.starts_with(prefix)) continue;
-      key.remove_prefix(prefix.size());
-      stripped = true;
-    }
-  }
-  for (const auto& [framework, own] : kFrameworkNames) {
-    if (key == framework) return std::string(own);
-    const bool is_tail = key.size() > framework.size() && key.ends_with(framework) &&
-                         key[key.size() - framework.size() - 1] == '.';
-    if (is_tail)
-      return std::string(key.substr(0, key.size() - framework.size())) + std::string(own);
-  }
-  return std::string(key);
-}
+// One matrix of a file: the keys of its parts.
+struct LoraAdapters::Module {
+  std::string layer, spelled;  // name in the checkpoint, in the file
+  std::string down, up, alpha;
+  const std::string& any_key() const { return !down.empty() ? down : !up.empty() ? up : alpha; }
+};
+
+struct LoraAdapters::AdapterFile {
+  const Safetensors& file;
+  const fs::path& path;
+  double scale;
+  AdapterConfig config;
+};
 
 LoraAdapters::LoraAdapters(const std::vector<Source>& sources, const VisitFunction& visit) {
   if (sources.empty()) return;
@@ -156,110 +186,128 @@ LoraAdapters::LoraAdapters(const std::vector<Source>& sources, const VisitFuncti
   for (const Source& source : sources) add(source, lister.matrices);
 }
 
-void LoraAdapters::add(const Source& source, const std::map<std::string, Shape>& matrices) {
+void LoraAdapters::add(const Source& source, const Matrices& matrices) {
   require(std::isfinite(source.scale), "lora ", source.file.string(), ": the scale is ",
           source.scale);
-  const Safetensors file = Safetensors::open_file(source.file);
-  struct Module {
-    std::string a, b, alpha;  // keys in the file
-  };
+  const fs::path path = file_of(source.file);
+  const Safetensors file = Safetensors::open_file(path);
+  std::vector<std::string> layers;
+  for (const auto& [name, shape] : matrices) layers.push_back(name);
+  const LoraModules names(layers);
   std::map<std::string, Module> modules;
   FaultList faults;
   for (const StoredTensor& tensor : file.tensors()) {
-    const Key key = parse_key(tensor.name);
-    if (key.part == Key::Part::other) {
-      faults.add("surplus", tensor.name, " is no part of a LoRA adapter (lora_A, lora_B, alpha)");
+    const LoraKey key = parse_lora_key(tensor.name);
+    const std::string_view method = other_method(tensor.name);
+    if (!method.empty()) {
+      faults.add("other method", tensor.name, " belongs to ", method,
+                 "; only LoRA of this model's linear layers can be merged");
       continue;
     }
-    Module& module = modules[key.module];
-    std::string& slot = key.part == Key::Part::a   ? module.a
-                        : key.part == Key::Part::b ? module.b
-                                                   : module.alpha;
+    if (key.part == LoraKey::Part::other) {
+      faults.add("surplus", tensor.name,
+                 " is no part of a LoRA adapter (lora_A, lora_B, lora_down, lora_up, alpha)");
+      continue;
+    }
+    const std::string layer = names.layer_of(key.module);
+    Module& module = modules[layer];
+    module.layer = layer;
+    module.spelled = key.module;
+    std::string& slot = key.part == LoraKey::Part::down ? module.down
+                        : key.part == LoraKey::Part::up ? module.up
+                                                        : module.alpha;
     if (!slot.empty()) faults.add("duplicate", slot, " and ", tensor.name, " name the same matrix");
     slot = tensor.name;
   }
-  if (modules.empty()) faults.add("empty", "the file has no lora_A and lora_B tensors");
+  if (modules.empty() && faults.count() == 0)
+    faults.add("empty", "the file has no lora_A and lora_B tensors");
 
-  const std::optional<double> common = file_alpha(file, source.file);
-  for (const auto& [name, module] : modules) {
-    const std::string any_key = !module.a.empty()   ? module.a
-                                : !module.b.empty() ? module.b
-                                                    : module.alpha;
-    const auto matrix = matrices.find(name + ".weight");
-    if (matrix == matrices.end()) {
-      faults.add("surplus", any_key, " names ", name, ", which is no linear layer of this model");
-      continue;
-    }
-    if (module.a.empty() || module.b.empty()) {
-      faults.add("missing", name, " has no ", module.a.empty() ? "lora_A" : "lora_B");
-      continue;
-    }
-    const Shape a = file.find(module.a)->shape, b = file.find(module.b)->shape;
-    const Shape& w = matrix->second;
-    const bool fits =
-        a.rank() == 2 && b.rank() == 2 && a[1] == w[1] && b[0] == w[0] && a[0] == b[1] && a[0] > 0;
-    if (!fits) {
-      faults.add("shape", name, " is ", w, "; lora_A ", a, " and lora_B ", b,
-                 " do not make such a matrix");
-      continue;
-    }
-    double alpha = common.value_or(static_cast<double>(a[0]));
-    if (!module.alpha.empty()) {
-      const Tensor scalar = file.read(module.alpha, DType::f32);
-      if (scalar.view.numel() != 1) {
-        faults.add("shape", module.alpha, " ", scalar.view.shape, " is no scalar");
-        continue;
-      }
-      alpha = positive(static_cast<double>(scalar.view.as<float>()[0]),
-                       source.file.string() + ": " + module.alpha);
-    }
-    Change change;
-    for (const auto& [key, slot] : {std::pair{module.a, &change.a}, {module.b, &change.b}}) {
-      factors_.push_back(file.read(key, DType::f32));
-      *slot = factors_.back().view;
-      const float* values = slot->as<float>();
-      const bool finite =
-          std::all_of(values, values + slot->numel(), [](float v) { return std::isfinite(v); });
-      if (!finite) faults.add("value", key, " holds a value that is not finite");
-    }
-    change.scale = static_cast<float>(source.scale * alpha / static_cast<double>(a[0]));
-    changes_[name + ".weight"].push_back(change);
+  const AdapterFile from{file, path, source.scale, config_of(file, path)};
+  for (const auto& [layer, module] : modules) {
+    const auto matrix = matrices.find(layer);
+    if (matrix == matrices.end())
+      faults.add("surplus", module.any_key(), " names ", layer,
+                 ", which is no linear layer of this model");
+    else if (module.down.empty() || module.up.empty())
+      faults.add("missing", layer, " has no ",
+                 module.down.empty() ? "lora_A (lora_down)" : "lora_B (lora_up)");
+    else
+      add_module(from, module, matrix->second, faults);
   }
-  faults.raise(ErrorKind::corrupt, "lora " + source.file.string());
+  faults.raise(ErrorKind::corrupt, "lora " + path.string());
 }
 
-Tensor LoraAdapters::merged(const std::string& name, const View& stored) const {
+void LoraAdapters::add_module(const AdapterFile& from, const Module& module, const Shape& matrix,
+                              FaultList& faults) {
+  const Shape a = from.file.find(module.down)->shape, b = from.file.find(module.up)->shape;
+  const bool fits = a.rank() == 2 && b.rank() == 2 && a[1] == matrix[1] && b[0] == matrix[0] &&
+                    a[0] == b[1] && a[0] > 0;
+  if (!fits)
+    return faults.add("shape", module.layer, " is ", matrix, "; ", module.down, " ", a, " and ",
+                      module.up, " ", b, " do not make such a matrix");
+  double alpha = from.config.alpha_of(module.spelled, a[0]);
+  if (!module.alpha.empty()) {
+    const Tensor scalar = from.file.read(module.alpha, DType::f32);
+    if (scalar.view.numel() != 1)
+      return faults.add("shape", module.alpha, " ", scalar.view.shape, " is no scalar");
+    alpha = positive(static_cast<double>(scalar.view.as<float>()[0]),
+                     from.path.string() + ": " + module.alpha);
+  }
+  Change change;
+  for (const auto& [key, slot] : {std::pair{module.down, &change.a}, {module.up, &change.b}}) {
+    factors_.push_back(from.file.read(key, DType::f32));
+    *slot = factors_.back().view;
+    const float* values = slot->as<float>();
+    const bool finite =
+        std::all_of(values, values + slot->numel(), [](float v) { return std::isfinite(v); });
+    if (!finite) faults.add("value", key, " holds a value that is not finite");
+  }
+  const auto rank = static_cast<double>(a[0]);
+  change.scale = from.scale * alpha / (from.config.rank_stabilised ? std::sqrt(rank) : rank);
+  changes_[module.layer + ".weight"].push_back(change);
+}
+
+std::optional<DType> LoraAdapters::merged_type(const std::string& name, DType stored,
+                                               DType run) const {
+  if (changes_.find(name) == changes_.end()) return std::nullopt;
+  return stored == DType::bf16 && run == DType::bf16 ? DType::bf16 : DType::f32;
+}
+
+Tensor LoraAdapters::merged(const std::string& name, const View& stored, DType run) const {
   const auto found = changes_.find(name);
   if (found == changes_.end()) return {};
   require(stored.dtype == DType::f32 || stored.dtype == DType::bf16 || stored.dtype == DType::f16,
           ErrorKind::unsupported, "lora: ", name, " is stored as ", name_of(stored.dtype),
           "; adapters can be merged into f32, bf16 and f16 weights");
-  // f16 becomes f32: rounding back to it could overflow, and no backend computes in it anyway.
-  Tensor out =
-      allocate_host_tensor(stored.shape, stored.dtype == DType::bf16 ? DType::bf16 : DType::f32);
+  Tensor out = allocate_host_tensor(stored.shape, *merged_type(name, stored.dtype, run));
+  const bool narrow = out.view.dtype == DType::bf16;
   const int64_t rows = stored.dim(0), columns = stored.dim(1);
-  std::vector<float> row(static_cast<size_t>(columns));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c)
-      row[static_cast<size_t>(c)] = element(stored, r * columns + c);
-    for (const Change& change : found->second) {
-      const int64_t rank = change.a.dim(0);
-      for (int64_t k = 0; k < rank; ++k) {
-        const float factor = change.scale * change.b.as<float>()[r * rank + k];
-        const float* a = change.a.as<float>() + k * columns;
-        for (int64_t c = 0; c < columns; ++c) row[static_cast<size_t>(c)] += factor * a[c];
+  constexpr int64_t kRows = 64;  // of one piece of work
+  parallel_for((rows + kRows - 1) / kRows, [&](int64_t piece) {
+    std::vector<double> row(static_cast<size_t>(columns));
+    for (int64_t r = piece * kRows; r < std::min(rows, (piece + 1) * kRows); ++r) {
+      for (int64_t c = 0; c < columns; ++c)
+        row[static_cast<size_t>(c)] = double(element(stored, r * columns + c));
+      for (const Change& change : found->second) {
+        const int64_t rank = change.a.dim(0);
+        for (int64_t k = 0; k < rank; ++k) {
+          const double factor = change.scale * double(change.b.as<float>()[r * rank + k]);
+          const float* a = change.a.as<float>() + k * columns;
+          for (int64_t c = 0; c < columns; ++c)
+            row[static_cast<size_t>(c)] += factor * double(a[c]);
+        }
+      }
+      for (int64_t c = 0; c < columns; ++c) {
+        const auto value = static_cast<float>(row[static_cast<size_t>(c)]);
+        require(std::isfinite(value), ErrorKind::numeric, "lora: ", name,
+                " is not finite after the merge at [", r, ", ", c, "]; lower the scale");
+        if (narrow)
+          out.view.as<bf16>()[r * columns + c] = to_bf16(value);
+        else
+          out.view.as<float>()[r * columns + c] = value;
       }
     }
-    for (int64_t c = 0; c < columns; ++c) {
-      const float value = row[static_cast<size_t>(c)];
-      require(std::isfinite(value), ErrorKind::numeric, "lora: ", name,
-              " is not finite after the merge at [", r, ", ", c, "]; lower the scale");
-      if (out.view.dtype == DType::f32)
-        out.view.as<float>()[r * columns + c] = value;
-      else
-        out.view.as<bf16>()[r * columns + c] = to_bf16(value);
-    }
-  }
+  });
   return out;
 }
 

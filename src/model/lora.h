@@ -1,21 +1,22 @@
-// Low-rank adapters (docs/modes.md), merged into the weights they name when
-// a checkpoint is loaded: W' = W + scale * (alpha / rank) * B A, summed in f32 over all adapters in
-// the order given and rounded once to the type W is stored in. Weights that no adapter names stay
-// where they are.
+// Low-rank adapters, merged into the weights they name when a checkpoint is loaded:
+// W' = W + scale * s * B A, summed in f64 over all adapters in the order given and rounded once.
+// s is alpha / rank, or alpha / sqrt(rank) of a rank-stabilised adapter. Weights that no adapter
+// names stay where they are.
 //
-// Keys: `<module>.lora_A[.<adapter>].weight` [rank, in], `<module>.lora_B[.<adapter>].weight`
-// [out, rank], and perhaps `<module>.alpha` (a scalar). A module is named as the checkpoint names
-// it or as the original framework does, with or without a leading "transformer.",
-// "base_model.model." or "model.". Alpha is, in this order: the tensor; `lora_alpha` or `alpha` in
-// the file's metadata; `lora_alpha` of an adapter_config.json beside the file; the rank.
+// lora_names.h lists the spellings that are read. Alpha is, in this order: the module's tensor
+// `<module>.alpha`; `lora_alpha` or `alpha` in the file's metadata; alpha_pattern and lora_alpha of
+// a PEFT configuration, which lies in the metadata (lora_adapter_metadata) or in an
+// adapter_config.json beside the file; the rank. A key of such a configuration that changes the
+// result in another way is refused by name.
 #pragma once
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "io/fault_list.h"
 #include "io/safetensors.h"
 #include "model/weight_list.h"
 
@@ -24,7 +25,7 @@ namespace orrery {
 class LoraAdapters {
  public:
   struct Source {
-    std::filesystem::path file;
+    std::filesystem::path file;  // or the folder that PEFT or diffusers wrote
     double scale = 1;
   };
 
@@ -36,21 +37,25 @@ class LoraAdapters {
   size_t size() const { return changes_.size(); }  // of the weights that are changed
 
   // The merged copy of the weight `name`, or an empty Tensor when no adapter touches it: see
-  // LoadOptions::adapt.
-  Tensor merged(const std::string& name, const View& stored) const;
+  // LoadOptions::adapt. The copy is f32, but bf16 of a bf16 weight in a run that computes in bf16.
+  Tensor merged(const std::string& name, const View& stored, DType run) const;
+  // The type of that copy; empty without one. See LoadOptions::adapted_type.
+  std::optional<DType> merged_type(const std::string& name, DType stored, DType run) const;
 
  private:
   struct Change {
     View a, b;  // [rank, in], [out, rank]; f32
-    float scale = 1;
+    double scale = 1;
   };
-  void add(const Source& source, const std::map<std::string, Shape>& matrices);
+  struct Module;
+  struct AdapterFile;
+  using Matrices = std::map<std::string, Shape>;  // of layer names
+  void add(const Source& source, const Matrices& matrices);
+  void add_module(const AdapterFile& from, const Module& module, const Shape& matrix,
+                  FaultList& faults);
 
   std::map<std::string, std::vector<Change>> changes_;  // by weight name
   std::vector<Tensor> factors_;
 };
-
-// "layers.3.self_attn.add_q_proj" of "transformer.layers.3.self_attn.q_proj_moe_gen".
-std::string lora_module(std::string_view key);
 
 }  // namespace orrery

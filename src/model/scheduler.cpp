@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/config_reader.h"
 #include "base/error.h"
 
 namespace orrery {
@@ -12,37 +13,32 @@ namespace {
 
 // --- configuration ------------------------------------------------------------------------------
 
-const Json* find_set(const Json& config, std::string_view key) {
-  const Json* value = config.find(key);
-  return value && !value->is_null() ? value : nullptr;
-}
-
 [[noreturn]] void refuse(const Json& value, std::string_view only) {
   fail(ErrorKind::unsupported, value.where(), " is ", value.dump(),
        ", which this sampler does not support; only ", only, " is");
 }
 
-void require_flag(const Json& config, std::string_view key, bool wanted) {
-  const Json* value = find_set(config, key);
+void require_flag(ConfigReader& config, std::string_view key, bool wanted) {
+  const Json* value = config.find(key);
   if (value && value->as_bool() != wanted) refuse(*value, wanted ? "true" : "false");
 }
 
-void require_null(const Json& config, std::string_view key) {
-  if (const Json* value = find_set(config, key)) refuse(*value, "null");
+void require_null(ConfigReader& config, std::string_view key) {
+  if (const Json* value = config.find(key)) refuse(*value, "null");
 }
 
-void require_text(const Json& config, std::string_view key, std::string_view wanted) {
-  const Json* value = find_set(config, key);
+void require_text(ConfigReader& config, std::string_view key, std::string_view wanted) {
+  const Json* value = config.find(key);
   if (value && value->as_string() != wanted) refuse(*value, wanted);
 }
 
-bool flag_or(const Json& config, std::string_view key, bool otherwise) {
-  const Json* value = find_set(config, key);
+bool flag_or(ConfigReader& config, std::string_view key, bool otherwise) {
+  const Json* value = config.find(key);
   return value ? value->as_bool() : otherwise;
 }
 
-double positive_or(const Json& config, std::string_view key, double otherwise) {
-  const Json* value = find_set(config, key);
+double positive_or(ConfigReader& config, std::string_view key, double otherwise) {
+  const Json* value = config.find(key);
   if (!value) return otherwise;
   const double number = value->as_double();
   require(number > 0 && std::isfinite(number), ErrorKind::corrupt, value->where(), " is ", number,
@@ -50,8 +46,8 @@ double positive_or(const Json& config, std::string_view key, double otherwise) {
   return number;
 }
 
-int64_t integer_or(const Json& config, std::string_view key, int64_t otherwise, int64_t largest) {
-  const Json* value = find_set(config, key);
+int64_t integer_or(ConfigReader& config, std::string_view key, int64_t otherwise, int64_t largest) {
+  const Json* value = config.find(key);
   if (!value) return otherwise;
   const int64_t number = value->as_int();
   require(number >= 1 && number <= largest, ErrorKind::unsupported, value->where(), " is ", number,
@@ -59,7 +55,10 @@ int64_t integer_or(const Json& config, std::string_view key, int64_t otherwise, 
   return number;
 }
 
-void read_unipc(SchedulerConfig& out, const Json& config) {
+void read_unipc(SchedulerConfig& out, ConfigReader& config) {
+  // Of what is refused below or has no part in a grid of flow sigmas.
+  config.harmless({"dynamic_thresholding_ratio", "sample_max_value", "time_shift_type",
+                   "timestep_spacing", "steps_offset"});
   for (const char* key : {"thresholding", "use_exponential_sigmas", "use_beta_sigmas",
                           "use_dynamic_shifting", "rescale_betas_zero_snr"}) {
     require_flag(config, key, false);
@@ -68,16 +67,16 @@ void read_unipc(SchedulerConfig& out, const Json& config) {
   for (const char* key : {"trained_betas", "solver_p", "shift_terminal"}) require_null(config, key);
   require_text(config, "solver_type", "bh2");
   require_text(config, "beta_schedule", "linear");
-  if (const Json* steps = find_set(config, "disable_corrector"); steps && !steps->items().empty()) {
+  if (const Json* steps = config.find("disable_corrector"); steps && !steps->items().empty()) {
     refuse(*steps, "[]");
   }
   // The defaults of these two describe another kind of model, so their absence is refused as well.
-  const Json* prediction = find_set(config, "prediction_type");
+  const Json* prediction = config.find("prediction_type");
   require(prediction && prediction->as_string() == "flow_prediction", ErrorKind::unsupported,
           prediction ? prediction->where() : config.where() + ".prediction_type", " is ",
           prediction ? prediction->dump() : "missing (epsilon)",
           ", which this sampler does not support; only flow_prediction is");
-  const Json* flow = find_set(config, "use_flow_sigmas");
+  const Json* flow = config.find("use_flow_sigmas");
   require(flow && flow->as_bool(), ErrorKind::unsupported,
           flow ? flow->where() : config.where() + ".use_flow_sigmas", " is ",
           flow ? "false" : "missing (false)",
@@ -85,8 +84,8 @@ void read_unipc(SchedulerConfig& out, const Json& config) {
   out.solver_order = static_cast<int>(integer_or(config, "solver_order", 2, kMaxSolverOrder));
   out.use_karras_sigmas = flag_or(config, "use_karras_sigmas", false);
   out.flow_shift = positive_or(config, "flow_shift", 1);
-  if (find_set(config, "sigma_max")) out.sigma_max = positive_or(config, "sigma_max", 0);
-  if (const Json* low = find_set(config, "sigma_min")) {
+  if (config.find("sigma_max")) out.sigma_max = positive_or(config, "sigma_max", 0);
+  if (const Json* low = config.find("sigma_min")) {
     out.sigma_min = low->as_double();
     require(*out.sigma_min >= 0, ErrorKind::corrupt, low->where(), " is ", *out.sigma_min,
             "; it must not be negative");
@@ -97,14 +96,17 @@ void read_unipc(SchedulerConfig& out, const Json& config) {
     require(beta < 1, ErrorKind::corrupt, config.where(),
             ": beta_start and beta_end must be less than 1, not ", beta);
   }
-  if (const Json* final_type = find_set(config, "final_sigmas_type")) {
+  if (const Json* final_type = config.find("final_sigmas_type")) {
     const std::string& name = final_type->as_string();
     if (name != "zero" && name != "sigma_min") refuse(*final_type, "zero or sigma_min");
     out.final_sigma_zero = name == "zero";
   }
 }
 
-void read_flow_match_euler(SchedulerConfig& out, const Json& config) {
+void read_flow_match_euler(SchedulerConfig& out, ConfigReader& config) {
+  // Of dynamic shifting, which is refused below.
+  config.harmless({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len",
+                   "time_shift_type", "fixed_step_requires_explicit_sigmas"});
   for (const char* key : {"use_dynamic_shifting", "use_karras_sigmas", "use_exponential_sigmas",
                           "use_beta_sigmas", "invert_sigmas"}) {
     require_flag(config, key, false);
@@ -112,13 +114,15 @@ void read_flow_match_euler(SchedulerConfig& out, const Json& config) {
   require_null(config, "shift_terminal");
   out.flow_shift = positive_or(config, "shift", 1);
   out.stochastic_sampling = flag_or(config, "stochastic_sampling", false);
-  if (const Json* fixed = find_set(config, "fixed_step_sampler_config")) {
-    require_text(*fixed, "sample_type", "sde");
+  if (const Json* fixed = config.find("fixed_step_sampler_config")) {
+    ConfigReader sampler(*fixed);
+    require_text(sampler, "sample_type", "sde");
     require(out.stochastic_sampling, ErrorKind::corrupt, fixed->where(),
             " describes a stochastic sampler, but stochastic_sampling is not true");
-    if (const Json* list = find_set(*fixed, "t_list")) {
+    if (const Json* list = sampler.find("t_list")) {
       for (const Json& sigma : list->items()) out.fixed_sigmas.push_back(sigma.as_double());
     }
+    sampler.refuse_rest("this sampler");
   }
 }
 
@@ -337,23 +341,23 @@ void combine(Backend& backend, MutView out, std::span<const Term> terms) {
 
 }  // namespace
 
-SchedulerConfig SchedulerConfig::from_json(const Json& config) {
+SchedulerConfig SchedulerConfig::from_json(const Json& json) {
   SchedulerConfig out;
+  ConfigReader config(json);
   const Json& class_name = config.at("_class_name");
   const std::string& name = class_name.as_string();
   out.num_train_timesteps = integer_or(config, "num_train_timesteps", 1000, 1000000);
   if (name == "FlowMatchEulerDiscreteScheduler") {
     out.kind = Kind::flow_match_euler;
     read_flow_match_euler(out, config);
-    return out;
+  } else {
+    // Older Edge exports name a class of their own: the same solver on the native grid.
+    out.native_schedule = name.starts_with("Cosmos3EdgeUniPC");
+    if (name != "UniPCMultistepScheduler" && !out.native_schedule)
+      refuse(class_name, "UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler");
+    read_unipc(out, config);
   }
-  // Older Edge exports name a class of their own: the same solver on the native grid.
-  const bool edge = name.starts_with("Cosmos3EdgeUniPC");
-  if (name != "UniPCMultistepScheduler" && !edge) {
-    refuse(class_name, "UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler");
-  }
-  out.native_schedule = edge;
-  read_unipc(out, config);
+  config.refuse_rest("this sampler");
   return out;
 }
 

@@ -31,8 +31,8 @@ struct SchedulerConfig {
   std::vector<double>
       fixed_sigmas;              // flow_match_euler: fixed_step_sampler_config.t_list, may be empty
   bool native_schedule = false;  // model_index.json: use_native_flow_schedule
-  // Reads scheduler_config.json. Unknown keys are ignored; known ones with a value that changes the
-  // sampler in a way not built here are refused by name.
+  // Reads scheduler_config.json. A key or value that changes the sampler in a way not built here is
+  // refused by name.
   static SchedulerConfig from_json(const Json& config);
 };
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "base/config_reader.h"
 #include "base/error.h"
 #include "model/sound_weights.h"
 
@@ -16,21 +17,8 @@ constexpr int64_t kMaxSize = 1 << 20;
 constexpr int64_t kKernel = 7;
 constexpr int64_t kUnitDilations[] = {1, 3, 9};
 
-const Json* given(const Json& config, const char* key) {
-  const Json* value = config.find(key);
-  return value && !value->is_null() ? value : nullptr;
-}
-
-void read_size(const Json& config, const char* key, int64_t& field) {
-  const Json* value = given(config, key);
-  if (!value) return;
-  field = value->as_int();
-  require(field > 0 && field <= kMaxSize, ErrorKind::corrupt, config.where(), ": ", key, " is ",
-          field, ", expected 1 to ", kMaxSize);
-}
-
-void read_sizes(const Json& config, const char* key, std::vector<int64_t>& field) {
-  const Json* list = given(config, key);
+void read_sizes(ConfigReader& config, const char* key, std::vector<int64_t>& field) {
+  const Json* list = config.find(key);
   if (!list) return;
   field.clear();
   for (const Json& item : list->items()) {
@@ -40,14 +28,14 @@ void read_sizes(const Json& config, const char* key, std::vector<int64_t>& field
   }
 }
 
-void require_value(const Json& config, const char* key, const Json& only) {
-  const Json* value = given(config, key);
+void require_value(ConfigReader& config, const char* key, const Json& only) {
+  const Json* value = config.find(key);
   require(!value || value->dump() == only.dump(), ErrorKind::unsupported, config.where(), ": ", key,
           " is ", value ? value->dump() : "", "; this engine knows only ", only.dump());
 }
 
-void require_known(const Json& config) {
-  if (const Json* name = given(config, "_class_name")) {
+void require_known(ConfigReader& config) {
+  if (const Json* name = config.find("_class_name")) {
     require(name->as_string() == "Cosmos3AVAEAudioTokenizer", ErrorKind::unsupported,
             config.where(), ": _class_name is \"", name->as_string(),
             "\"; this engine runs Cosmos3AVAEAudioTokenizer");
@@ -64,10 +52,12 @@ void require_known(const Json& config) {
   require_value(config, "snake_logscale", true);
   require_value(config, "padding_mode", "zeros");
   require_value(config, "bottleneck_type", "vae");
-  if (const Json* bottleneck = given(config, "bottleneck"))
-    require_value(*bottleneck, "type", "vae");
+  if (const Json* bottleneck = config.find("bottleneck")) {
+    ConfigReader reader(*bottleneck);
+    require_value(reader, "type", "vae");
+  }
   for (const char* key : {"latent_mean", "latent_std"}) {
-    require(!given(config, key), ErrorKind::unsupported, config.where(), ": ", key,
+    require(!config.find(key), ErrorKind::unsupported, config.where(), ": ", key,
             " is set; normalised sound latents are not supported");
   }
 }
@@ -75,14 +65,20 @@ void require_known(const Json& config) {
 }  // namespace
 
 SoundConfig SoundConfig::from_json(const Json& json) {
-  require_known(json);
+  ConfigReader config(json);
+  require_known(config);
+  // The encoder is not used: nothing is conditioned on sound.
+  config.harmless({"encoder_enabled", "enc_c_mults", "enc_dim", "enc_hop_length",
+                   "enc_identity_init", "enc_intermediate_dim", "enc_latent_dim", "enc_n_fft",
+                   "enc_num_blocks", "enc_num_layers", "enc_strides", "enc_type", "enc_use_snake",
+                   "input_channels", "normalize_volume", "stereo", "use_cuda_kernel"});
   SoundConfig c;
-  read_size(json, "sampling_rate", c.sampling_rate);
-  read_size(json, "vocoder_input_dim", c.latent_dim);
-  read_size(json, "dec_dim", c.dec_dim);
-  read_sizes(json, "dec_c_mults", c.dec_c_mults);
-  read_sizes(json, "dec_strides", c.dec_strides);
-  read_size(json, "dec_out_channels", c.out_channels);
+  config.read("sampling_rate", c.sampling_rate, 1, kMaxSize);
+  config.read("vocoder_input_dim", c.latent_dim, 1, kMaxSize);
+  config.read("dec_dim", c.dec_dim, 1, kMaxSize);
+  read_sizes(config, "dec_c_mults", c.dec_c_mults);
+  read_sizes(config, "dec_strides", c.dec_strides);
+  config.read("dec_out_channels", c.out_channels, 1, kMaxSize);
   require(!c.dec_strides.empty() && c.dec_c_mults.size() == c.dec_strides.size(),
           ErrorKind::corrupt, json.where(), ": dec_c_mults has ", c.dec_c_mults.size(),
           " entries and dec_strides ", c.dec_strides.size(), ", expected equally many");
@@ -93,9 +89,10 @@ SoundConfig SoundConfig::from_json(const Json& json) {
             ": dec_strides multiply to more than ", kMaxSize);
   }
   int64_t stated = c.hop_size;
-  read_size(json, "hop_size", stated);
+  config.read("hop_size", stated, 1, kMaxSize);
   require(stated == c.hop_size, ErrorKind::unsupported, json.where(), ": hop_size is ", stated,
           ", but dec_strides multiply to ", c.hop_size);
+  config.refuse_rest("this engine's sound decoder");
   return c;
 }
 

@@ -40,8 +40,8 @@ struct TransformerConfig {
   bool qk_norm_for_text = true;
   bool use_und_k_norm_for_gen = false;
 
-  // Absent fields keep the defaults above, unknown ones are tolerated; a value this engine does not
-  // know is refused by name, and so are sizes that contradict each other.
+  // Absent fields keep the defaults above. A key or a value that this engine does not know is
+  // refused by name, and so are sizes that contradict each other.
   static TransformerConfig from_json(const Json& config);
 
   NormKind norm_kind() const {

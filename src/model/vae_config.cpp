@@ -2,6 +2,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/config_reader.h"
 #include "base/error.h"
 #include "model/vae.h"
 
@@ -10,35 +11,23 @@ namespace orrery {
 namespace {
 
 constexpr int64_t kMaxSize = 1 << 16;
+constexpr size_t kMaxLevels = 8;  // a side falls to 1 / 128; released files have 4
 
-const Json* given(const Json& config, const char* key) {
-  const Json* value = config.find(key);
-  return value && !value->is_null() ? value : nullptr;
-}
-
-void read_size(const Json& config, const char* key, int64_t& field) {
-  const Json* value = given(config, key);
-  if (!value) return;
-  field = value->as_int();
-  require(field > 0 && field <= kMaxSize, ErrorKind::corrupt, config.where(), ": ", key, " is ",
-          field, ", expected 1 to ", kMaxSize);
-}
-
-void read_statistics(const Json& config, const char* key, std::vector<float>& field) {
+void read_statistics(ConfigReader& config, const char* key, std::vector<float>& field) {
   const Json& list = config.at(key);
   for (const Json& item : list.items()) field.push_back(static_cast<float>(item.as_double()));
 }
 
-void require_known(const Json& config) {
-  if (const Json* name = given(config, "_class_name")) {
+void require_known(ConfigReader& config) {
+  if (const Json* name = config.find("_class_name")) {
     require(name->as_string() == "AutoencoderKLWan", ErrorKind::unsupported, config.where(),
             ": _class_name is \"", name->as_string(), "\"; this engine runs AutoencoderKLWan");
   }
-  const Json* residual = given(config, "is_residual");
+  const Json* residual = config.find("is_residual");
   require(residual && residual->as_bool(), ErrorKind::unsupported, config.where(),
           ": is_residual is false: the Wan 2.1 layout is not supported, only the residual Wan 2.2 "
           "layout");
-  if (const Json* scales = given(config, "attn_scales")) {
+  if (const Json* scales = config.find("attn_scales")) {
     require(scales->items().empty(), ErrorKind::unsupported, config.where(),
             ": attn_scales is not empty: attention outside the middle block is not supported");
   }
@@ -46,7 +35,7 @@ void require_known(const Json& config) {
 
 // The parameter-free shortcuts average or repeat channels in groups; a group is whole cells (the
 // positions that one position becomes) or a whole part of one cell.
-void require_groups(const Json& config, const char* side, size_t level, int64_t values,
+void require_groups(const ConfigReader& config, const char* side, size_t level, int64_t values,
                     int64_t groups, int64_t cell) {
   const int64_t size = values % groups == 0 ? values / groups : 0;
   require(size > 0 && (size % cell == 0 || cell % size == 0), ErrorKind::unsupported,
@@ -54,9 +43,11 @@ void require_groups(const Json& config, const char* side, size_t level, int64_t 
           values, " values out to ", groups, " channels");
 }
 
-void check(const Json& config, const VaeConfig& c) {
+void check(const ConfigReader& config, const VaeConfig& c) {
   const std::string where = config.where();
   const size_t levels = c.dim_mult.size();
+  require(levels <= kMaxLevels, ErrorKind::unsupported, where, ": dim_mult has ", levels,
+          " entries, at most ", kMaxLevels, " are supported");
   require(levels >= 2 && c.temporal_downsample.size() == levels - 1, ErrorKind::unsupported, where,
           ": dim_mult has ", levels, " entries and temperal_downsample ",
           c.temporal_downsample.size(), ", expected one fewer and at least one");
@@ -101,19 +92,21 @@ void check(const Json& config, const VaeConfig& c) {
 }  // namespace
 
 VaeConfig VaeConfig::from_json(const Json& json) {
-  require_known(json);
+  ConfigReader config(json);
+  require_known(config);
+  config.harmless({"dropout", "clip_output"});  // output is always clamped
   VaeConfig c;
-  read_size(json, "base_dim", c.base_dim);
+  config.read("base_dim", c.base_dim, 1, kMaxSize);
   c.decoder_base_dim = c.base_dim;
-  read_size(json, "decoder_base_dim", c.decoder_base_dim);
-  read_size(json, "z_dim", c.z_dim);
-  read_size(json, "num_res_blocks", c.num_res_blocks);
-  read_size(json, "in_channels", c.in_channels);
-  read_size(json, "out_channels", c.out_channels);
-  read_size(json, "patch_size", c.patch_size);
-  read_size(json, "scale_factor_temporal", c.scale_factor_temporal);
-  read_size(json, "scale_factor_spatial", c.scale_factor_spatial);
-  if (const Json* list = given(json, "dim_mult")) {
+  config.read("decoder_base_dim", c.decoder_base_dim, 1, kMaxSize);
+  config.read("z_dim", c.z_dim, 1, kMaxSize);
+  config.read("num_res_blocks", c.num_res_blocks, 1, kMaxSize);
+  config.read("in_channels", c.in_channels, 1, kMaxSize);
+  config.read("out_channels", c.out_channels, 1, kMaxSize);
+  config.read("patch_size", c.patch_size, 1, kMaxSize);
+  config.read("scale_factor_temporal", c.scale_factor_temporal, 1, kMaxSize);
+  config.read("scale_factor_spatial", c.scale_factor_spatial, 1, kMaxSize);
+  if (const Json* list = config.find("dim_mult")) {
     c.dim_mult.clear();
     for (const Json& item : list->items()) {
       c.dim_mult.push_back(item.as_int());
@@ -122,13 +115,14 @@ VaeConfig VaeConfig::from_json(const Json& json) {
     }
   }
   // The key is misspelt in every released file.
-  if (const Json* list = given(json, "temperal_downsample")) {
+  if (const Json* list = config.find("temperal_downsample")) {
     c.temporal_downsample.clear();
     for (const Json& item : list->items()) c.temporal_downsample.push_back(item.as_bool());
   }
-  read_statistics(json, "latents_mean", c.latents_mean);
-  read_statistics(json, "latents_std", c.latents_std);
-  check(json, c);
+  read_statistics(config, "latents_mean", c.latents_mean);
+  read_statistics(config, "latents_std", c.latents_std);
+  config.refuse_rest("this engine's VAE");
+  check(config, c);
   return c;
 }
 

@@ -17,10 +17,14 @@ StoredAs stored_as_listed(const Safetensors& files, const std::string& name, con
 }
 
 HoldRule hold_rule(const Safetensors& files, const LoadOptions& options) {
-  return HoldRule([&files, dialect = options.dialect, hold = options.hold](const WeightPart& part) {
+  return HoldRule([&files, dialect = options.dialect, hold = options.hold,
+                   adapted = options.adapted_type](const WeightPart& part) {
     const StoredAs as = dialect(files, part.name, part.shape);
     const DType stored = files.view(as.parts.front().name).dtype;
-    if (!is_narrow(stored)) return hold ? (*hold)(part) : Held{stored, {}};
+    if (!is_narrow(stored)) {
+      if (hold) return (*hold)(part);
+      return Held{adapted ? adapted(part.name, stored).value_or(stored) : stored, {}};
+    }
     require(part.kind == WeightPart::Kind::matrix, ErrorKind::unsupported, files.origin().string(),
             ": ", part.name, " is stored as ", name_of(stored),
             "; only the matrices of projections can be");
@@ -57,37 +61,47 @@ Tensor row_scales(const Safetensors& files, const std::string& name, const Weigh
 }
 
 // As check_finite(), of what one rank holds: it reads nothing else.
-void check_slices(const Safetensors& files, const std::vector<WeightPart>& parts,
-                  const LoadOptions& options) {
+std::vector<std::string> check_slices(const Safetensors& files,
+                                      const std::vector<WeightPart>& parts,
+                                      const LoadOptions& options) {
   struct Slice {
     std::string stored;
     View view;
-    std::string fault;
+    std::string fault, unlikely;
   };
   std::vector<Slice> slices;
   for (const WeightPart& part : parts) {
     for (const TensorExpectation& stored : options.dialect(files, part.name, part.shape).parts) {
       const View whole = files.view(stored.name);
       const bool is_cut = whole.shape == part.shape;
-      slices.push_back({stored.name, is_cut ? part.slice(whole, options.shard) : whole, ""});
+      slices.push_back({stored.name, is_cut ? part.slice(whole, options.shard) : whole, "", ""});
     }
   }
   parallel_for(static_cast<int64_t>(slices.size()), [&](int64_t at) {
     Slice& slice = slices[static_cast<size_t>(at)];
     const int64_t pieces = slice.view.contiguous() ? 1 : slice.view.dim(0);
     for (int64_t i = 0; i < pieces && slice.fault.empty(); ++i) {
-      const auto fault =
-          first_non_finite(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
-      if (fault) slice.fault = pieces > 1 ? concat(*fault, " of row ", i) : *fault;
+      const ValueRange range =
+          value_range(slice.view.contiguous() ? slice.view : slice.view.select(0, i));
+      const std::string row = pieces > 1 ? concat(" of row ", i) : "";
+      if (range.fault) slice.fault = *range.fault + row;
+      if (!range.is_likely()) slice.unlikely = range.unlikely() + row;
     }
   });
   FaultList faults;
+  std::vector<std::string> unlikely;
   for (const Slice& slice : slices) {
-    if (slice.fault.empty()) continue;
-    faults.add("not finite", slice.stored, " in ", files.find(slice.stored)->file, " holds ",
-               slice.fault, " of slice ", options.shard.index, " of ", options.shard.count);
+    const auto clause = [&](const std::string& value) {
+      return concat(slice.stored, " in ", files.find(slice.stored)->file, " holds ", value,
+                    " of slice ", options.shard.index, " of ", options.shard.count);
+    };
+    if (!slice.fault.empty())
+      faults.add("not finite", clause(slice.fault));
+    else if (!slice.unlikely.empty())
+      unlikely.push_back(clause(slice.unlikely));
   }
   faults.raise(ErrorKind::numeric, files.origin().string());
+  return unlikely;
 }
 
 class Loader {
@@ -212,8 +226,8 @@ class Loader {
 
 }  // namespace
 
-void check_weights(const Safetensors& files, const VisitFunction& visit,
-                   const LoadOptions& options) {
+std::vector<std::string> check_weights(const Safetensors& files, const VisitFunction& visit,
+                                       const LoadOptions& options) {
   const std::vector<WeightPart> parts = parts_of(visit, options.shard);
   std::vector<TensorExpectation> expected;
   for (const WeightPart& part : parts) {
@@ -221,11 +235,9 @@ void check_weights(const Safetensors& files, const VisitFunction& visit,
       expected.push_back(std::move(stored));
   }
   check_tensors(files, expected, options.ignored);
-  if (!options.check_finite) return;
-  if (options.shard.count == 1)
-    check_finite(files, expected);
-  else
-    check_slices(files, parts, options);
+  if (!options.check_finite) return {};
+  return options.shard.count == 1 ? check_finite(files, expected)
+                                  : check_slices(files, parts, options);
 }
 
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,

@@ -37,9 +37,12 @@ struct LoadOptions {
   Shard shard;
   // Names in the files that no slot asks for and that are no fault.
   std::function<bool(std::string_view)> ignored;
-  // A changed host copy of a stored tensor, same shape and type, or an empty Tensor to take it as
-  // it is.
+  // A changed host copy of a stored tensor, same shape, its type or f32, or an empty Tensor to take
+  // it as it is.
   std::function<Tensor(const std::string& name, const View& stored)> adapt;
+  // The type of such a copy, empty where there is none. Without it a copy is held as the tensor is
+  // stored.
+  std::function<std::optional<DType>(const std::string& name, DType stored)> adapted_type;
   bool check_finite = true;  // of this rank's slices
 };
 
@@ -48,8 +51,9 @@ struct LoadOptions {
 HoldRule hold_rule(const Safetensors& files, const LoadOptions& options);
 
 // Names, shapes, types and, when asked, finite values of everything: one Error lists all faults.
-void check_weights(const Safetensors& files, const VisitFunction& visit,
-                   const LoadOptions& options);
+// Returns what check_finite() does.
+std::vector<std::string> check_weights(const Safetensors& files, const VisitFunction& visit,
+                                       const LoadOptions& options);
 
 // Fills the slots. The files have been checked.
 WeightStore fill_weights(Backend& backend, Safetensors files, const VisitFunction& visit,

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/budget.h"
 #include "base/error.h"
 #include "text/jinja_syntax.h"
 #include "text/jinja_value.h"
@@ -27,8 +28,7 @@ using Kind = Expression::Kind;
 
 // A template comes with a checkpoint and may be wrong or hostile: its work, its text and the depth
 // of what it builds are bounded, far above what conversations need.
-constexpr int64_t kMaxSteps = 100'000;
-constexpr size_t kMaxHandledBytes = 64 * kMaxTextBytes;
+constexpr Budget kBudget{100'000, 64 * kMaxTextBytes};
 constexpr int kMaxValueDepth = 16;
 constexpr int kMaxCalls = 16;
 
@@ -47,8 +47,24 @@ class Renderer {
   [[noreturn]] void refuse(const Expression& at, const std::string& reason) const {
     source_.refuse(at.begin, at.end, reason);
   }
-  void step(size_t begin, size_t end) {
-    if (++steps_ > kMaxSteps) source_.refuse(begin, end, concat("more than ", kMaxSteps, " steps"));
+  // Refuses when the budget is used up.
+  void spend(size_t begin, size_t end, int64_t steps, int64_t bytes) {
+    budget_.spend(steps, bytes);
+    if (budget_.steps < 0)
+      source_.refuse(begin, end, concat("more than ", kBudget.steps, " steps"));
+    if (budget_.bytes < 0)
+      source_.refuse(begin, end, concat("more than ", kBudget.bytes, " bytes handled"));
+  }
+  void step(size_t begin, size_t end) { spend(begin, end, 1, 0); }
+  // Going through a text, or through its code points.
+  void read(const Expression& at, std::string_view text) {
+    spend(at.begin, at.end, 0, static_cast<int64_t>(text.size()));
+  }
+  void read_code_points(const Expression& at, std::string_view text) {
+    spend(at.begin, at.end, 0, static_cast<int64_t>((1 + sizeof(size_t)) * text.size()));
+  }
+  void copy(const Expression& at, const List& items) {
+    spend(at.begin, at.end, 0, jinja::bytes_of(items));
   }
   std::string bounded(std::string text, size_t begin, size_t end) const {
     if (text.size() > kMaxTextBytes) {
@@ -129,7 +145,10 @@ class Renderer {
       return;
     }
     const auto count = static_cast<int64_t>(items.size());
+    constexpr int64_t kScopeBytes = 1024;  // names of one turn, without the texts of its items
     for (int64_t i = 0; i < count; ++i) {
+      const auto text = static_cast<int64_t>(items[static_cast<size_t>(i)].text.size());
+      spend(statement.begin, statement.end, 1, kScopeBytes + 3 * text);  // item, next, previous
       scopes_.emplace_back();
       bind_targets(statement, items[static_cast<size_t>(i)]);
       Members loop{{"index0", Value::of(i)},
@@ -148,11 +167,15 @@ class Renderer {
   }
 
   List iterated(const Value& value, const Expression& at) {
-    if (value.is(Type::list)) return *value.list;
+    if (value.is(Type::list)) {
+      copy(at, *value.list);
+      return *value.list;
+    }
     if (value.is(Type::undefined)) return {};
     if (value.is(Type::dict)) {
       List names;
       for (const auto& entry : *value.members) names.push_back(Value::of(entry.first));
+      copy(at, names);
       return names;
     }
     refuse(at, "only lists and dicts can be looped over");
@@ -218,9 +241,7 @@ class Renderer {
   Value evaluate(const Expression& e) {
     step(e.begin, e.end);
     Value value = value_of(e);
-    handled_ += value.text.size();
-    if (handled_ > kMaxHandledBytes)
-      refuse(e, concat("more than ", kMaxHandledBytes, " bytes handled"));
+    read(e, value.text);
     return value;
   }
 
@@ -266,6 +287,7 @@ class Renderer {
       items.push_back(evaluate(*part));
       check_contained(items.back(), e.begin, e.end);
     }
+    copy(e, items);
     return Value::of(std::move(items));
   }
 
@@ -291,7 +313,7 @@ class Renderer {
     return undefined(name);
   }
 
-  Value index(const Expression& e, const Value& object, const Value& key) const {
+  Value index(const Expression& e, const Value& object, const Value& key) {
     if (key.is(Type::text)) return member(e, object, key.text);
     if (!key.is_number()) refuse(e, "an index must be a text or an integer");
     if (object.is(Type::list)) {
@@ -300,6 +322,7 @@ class Renderer {
       return at >= 0 && at < size ? (*object.list)[static_cast<size_t>(at)] : undefined("an item");
     }
     if (object.is(Type::text)) {
+      read_code_points(e, object.text);
       const std::vector<size_t> at = jinja::boundaries(object.text);
       const auto size = static_cast<int64_t>(at.size()) - 1;
       const int64_t i = key.integer < 0 ? key.integer + size : key.integer;
@@ -322,6 +345,10 @@ class Renderer {
     const Value object = evaluate(*e.parts[0]);
     if (!object.is(Type::list) && !object.is(Type::text))
       refuse(e, "only lists and texts can be sliced");
+    if (object.is(Type::text))
+      read_code_points(e, object.text);
+    else
+      copy(e, *object.list);
     const std::vector<size_t> at =
         object.is(Type::text) ? jinja::boundaries(object.text) : std::vector<size_t>{};
     const auto size =
@@ -367,8 +394,8 @@ class Renderer {
 
   Value binary(const Expression& e, const Value& a, const Value& b) {
     const std::string& op = e.text;
-    if (op == "==") return Value::of(jinja::equal(a, b));
-    if (op == "!=") return Value::of(!jinja::equal(a, b));
+    if (op == "==") return Value::of(equal(e, a, b));
+    if (op == "!=") return Value::of(!equal(e, a, b));
     if (op == "in") return Value::of(contains(e, a, b));
     if (op == "not in") return Value::of(!contains(e, a, b));
     if (op == "~") {
@@ -378,6 +405,8 @@ class Renderer {
       return Value::of(bounded(a.text + b.text, e.begin, e.end));
     }
     if (op == "+" && a.is(Type::list) && b.is(Type::list)) {
+      copy(e, *a.list);
+      copy(e, *b.list);
       List items = *a.list;
       items.insert(items.end(), b.list->begin(), b.list->end());
       check_count(e, items.size());
@@ -404,12 +433,20 @@ class Renderer {
     return order >= 0;
   }
 
-  bool contains(const Expression& e, const Value& item, const Value& container) const {
-    if (container.is(Type::text) && item.is(Type::text))
-      return container.text.find(item.text) != std::string::npos;
+  bool equal(const Expression& e, const Value& a, const Value& b) {
+    const bool same = jinja::equal(a, b, budget_);
+    spend(e.begin, e.end, 0, 0);
+    return same;
+  }
+
+  bool contains(const Expression& e, const Value& item, const Value& container) {
+    if (container.is(Type::text) && item.is(Type::text)) {
+      read(e, container.text);
+      return jinja::find_text(container.text, item.text) != std::string_view::npos;
+    }
     if (container.is(Type::list)) {
       return std::any_of(container.list->begin(), container.list->end(),
-                         [&](const Value& entry) { return jinja::equal(entry, item); });
+                         [&](const Value& entry) { return equal(e, entry, item); });
     }
     if (container.is(Type::dict) && item.is(Type::text))
       return container.members->count(item.text) > 0;
@@ -419,8 +456,11 @@ class Renderer {
 
   // --- filters, tests, calls
 
-  size_t length_of(const Expression& e, const Value& value) const {
-    if (value.is(Type::text)) return count_code_points(value.text);
+  size_t length_of(const Expression& e, const Value& value) {
+    if (value.is(Type::text)) {
+      read(e, value.text);
+      return count_code_points(value.text);
+    }
     if (value.is(Type::list)) return value.list->size();
     if (value.is(Type::dict)) return value.members->size();
     if (value.is(Type::undefined)) return 0;
@@ -528,8 +568,12 @@ class Renderer {
       return given == 2 ? arguments[1] : Value::none();
     }
     if (object.is(Type::text) && e.keywords.empty()) {
+      read_code_points(e, object.text);
       if (std::optional<Value> result = jinja::call_text_method(object.text, name, arguments)) {
-        if (result->is(Type::list)) check_count(e, result->list->size());
+        if (result->is(Type::list)) {
+          check_count(e, result->list->size());
+          copy(e, *result->list);
+        }
         result->text = bounded(std::move(result->text), e.begin, e.end);
         return *std::move(result);
       }
@@ -540,8 +584,7 @@ class Renderer {
   const Source& source_;
   std::vector<Members> scopes_;  // the template's own first
   std::string out_;
-  int64_t steps_ = 0;
-  size_t handled_ = 0;  // bytes of all texts that expressions gave
+  Budget budget_ = kBudget;
   int calls_ = 0;
 };
 

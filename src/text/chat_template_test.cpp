@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "expect_error.h"
+#include "scratch_folder.h"
+#include "support/source_dir.h"
 
 namespace orrery {
 namespace {
@@ -195,6 +197,25 @@ TEST(ChatTemplate, HostileTemplatesAreBounded) {
   std::string lists = "{% set a = [] %}";
   for (int i = 0; i < 100; ++i) lists += "{% set a = [a] %}";
   expect_refused(lists, {"nested deeper"});
+}
+
+// Templates that once ran for ever or took gigabytes.
+TEST(ChatTemplate, OneBudgetForEverything) {
+  const auto refused = [](const std::string& name, const char* says) {
+    SCOPED_TRACE(name);
+    const auto file = source_dir() / "tests/data/jinja" / (name + ".jinja");
+    expect_refused(ScratchFolder::read(file), {says});
+  };
+  refused("empty-loop", "steps");         // turns without a statement are steps
+  refused("equal-dag", "bytes handled");  // lists that share a list, compared
+  refused("mem-list", "bytes handled");   // a list of the same long text
+  refused("trim-cost", "bytes handled");  // one character of a long text, again and again
+  refused("loop-text", "items");          // a text taken apart
+  refused("list-of-texts", "operands of *");
+  refused("raise-esc", "the template objects");
+  // A long text searched for another one takes time in proportion to both.
+  const auto file = source_dir() / "tests/data/jinja/find-quad.jinja";
+  EXPECT_EQ(render(ScratchFolder::read(file)), "x");
 }
 
 }  // namespace

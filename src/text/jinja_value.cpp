@@ -1,5 +1,6 @@
 #include "text/jinja_value.h"
 
+#include <cstring>
 #include <set>
 
 #include "text/utf8.h"
@@ -8,22 +9,37 @@ namespace orrery::jinja {
 
 using Type = Value::Type;
 
-bool equal(const Value& a, const Value& b) {
+bool equal(const Value& a, const Value& b, Budget& budget) {
+  const size_t text = std::min(a.text.size(), b.text.size());
+  if (!budget.spend(0, static_cast<int64_t>(sizeof(Value) + text))) return false;
   if (a.is_number() && b.is_number()) return a.integer == b.integer;
   if (a.type != b.type) return false;
   switch (a.type) {
     case Type::text: return a.text == b.text;
     case Type::list:
-      return std::equal(a.list->begin(), a.list->end(), b.list->begin(), b.list->end(), equal);
+      return std::equal(a.list->begin(), a.list->end(), b.list->begin(), b.list->end(),
+                        [&](const Value& x, const Value& y) { return equal(x, y, budget); });
     case Type::dict:
       return std::equal(a.members->begin(), a.members->end(), b.members->begin(), b.members->end(),
-                        [](const auto& x, const auto& y) {
-                          return x.first == y.first && equal(x.second, y.second);
+                        [&](const auto& x, const auto& y) {
+                          return x.first == y.first && equal(x.second, y.second, budget);
                         });
     case Type::space: return a.members == b.members;
     case Type::macro: return a.macro == b.macro;
     default: return true;
   }
+}
+
+int64_t bytes_of(const List& items) {
+  size_t bytes = items.size() * sizeof(Value);
+  for (const Value& item : items) bytes += item.text.size();
+  return static_cast<int64_t>(bytes);
+}
+
+size_t find_text(std::string_view text, std::string_view part) {
+  const void* at = memmem(text.data(), text.size(), part.data(), part.size());
+  return at == nullptr ? std::string_view::npos
+                       : static_cast<size_t>(static_cast<const char*>(at) - text.data());
 }
 
 std::vector<size_t> boundaries(std::string_view text) {
@@ -60,8 +76,8 @@ std::string stripped(std::string_view text, const std::string* set, bool front, 
 
 Value split(std::string_view text, std::string_view by) {
   List parts;
-  for (size_t found = text.find(by); found != std::string_view::npos && parts.size() <= kMaxItems;
-       found = text.find(by)) {
+  for (size_t found = find_text(text, by);
+       found != std::string_view::npos && parts.size() <= kMaxItems; found = find_text(text, by)) {
     parts.push_back(Value::of(std::string(text.substr(0, found))));
     text.remove_prefix(found + by.size());
   }
@@ -71,8 +87,9 @@ Value split(std::string_view text, std::string_view by) {
 
 Value replace(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
-  for (size_t found = text.find(from);
-       found != std::string_view::npos && out.size() <= kMaxTextBytes; found = text.find(from)) {
+  for (size_t found = find_text(text, from);
+       found != std::string_view::npos && out.size() <= kMaxTextBytes;
+       found = find_text(text, from)) {
     (out += text.substr(0, found)) += to;
     text.remove_prefix(found + from.size());
   }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/budget.h"
 #include "text/jinja_syntax.h"
 
 namespace orrery::jinja {
@@ -90,7 +91,14 @@ struct Value {
   }
 };
 
-bool equal(const Value& a, const Value& b);
+// Spends the values and bytes that are compared; false when the budget does not last.
+bool equal(const Value& a, const Value& b, Budget& budget);
+
+// Memory that a copy of the items takes, what they share not counted.
+int64_t bytes_of(const List& items);
+
+// Position of the first `part` in a text, npos when there is none; in linear time.
+size_t find_text(std::string_view text, std::string_view part);
 
 // Byte offsets of the code points of a text, and its end.
 std::vector<size_t> boundaries(std::string_view text);

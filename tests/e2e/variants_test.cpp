@@ -295,5 +295,23 @@ TEST_F(Edge, HasNoSound) {
                [&] { check_request(model_.path(), request); });
 }
 
+// A component's folder is resolved once: its config and its weights are of the same one.
+TEST(Variants, AModularIndexMayNameAnotherFolder) {
+  const e2e::ModelVariant model;
+  const Json task = Json::load(model.path() / "model_index.json");
+  Json index = Json::object().set("_class_name", "Cosmos3OmniModularPipeline");
+  for (const char* name : {"transformer", "vae", "scheduler", "text_tokenizer"}) {
+    Json entry = task.at(name);
+    const std::string folder = name == std::string("vae") ? "vae2" : name;
+    index.set(name, entry.push(Json::object().set("subfolder", folder)));
+  }
+  model.remove("model_index.json");
+  model.write("modular_model_index.json", index.dump());
+  fs::rename(model.path() / "vae", model.path() / "vae2");
+  const std::vector<float> latents =
+      Engine::open(model.path(), {}).generate(small_request()).latents.values;
+  EXPECT_EQ(latents, Engine::open(e2e::pico(), {}).generate(small_request()).latents.values);
+}
+
 }  // namespace
 }  // namespace orrery

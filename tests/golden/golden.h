@@ -24,6 +24,13 @@ inline std::filesystem::path directory() {
   return source_dir() / "tests/golden/data";
 }
 
+// The second set: every mode as the program runs it. ORRERY_GOLDEN_MODES_DIR names another folder
+// of the same layout.
+inline std::filesystem::path modes_directory() {
+  if (const char* set = std::getenv("ORRERY_GOLDEN_MODES_DIR"); set && *set) return set;
+  return source_dir() / "tests/golden/data_modes";
+}
+
 inline std::filesystem::path model_directory() { return source_dir() / "models/cosmos3-pico"; }
 
 // Where the networks run: ORRERY_TEST_DEVICE (cpu), ORRERY_TEST_DTYPE (fp32) and

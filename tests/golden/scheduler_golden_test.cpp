@@ -34,11 +34,11 @@ struct Case {
   const Json* json;
 };
 
-class GoldenScheduler : public testing::Test {
+// Of both golden sets.
+class GoldenScheduler : public testing::TestWithParam<std::filesystem::path> {
  protected:
   void SetUp() override {
-    ORRERY_SKIP_WITHOUT("scheduler");
-    json_ = Json::load(golden::directory() / "scheduler/case.json");
+    json_ = Json::load(GetParam() / "case.json");
     for (const auto& [name, item] : json_.at("cases").members()) {
       const Json& custom = item.at("custom_sigmas");
       const SchedulerConfig config = config_of(item.at("config"));
@@ -53,7 +53,7 @@ class GoldenScheduler : public testing::Test {
   std::vector<Case> cases_;
 };
 
-TEST_F(GoldenScheduler, SigmasAndTimesteps) {
+TEST_P(GoldenScheduler, SigmasAndTimesteps) {
   for (const Case& c : cases_) {
     SCOPED_TRACE(c.name);
     const auto sigmas = numbers(c.json->at("sigmas"));
@@ -75,7 +75,7 @@ TEST_F(GoldenScheduler, SigmasAndTimesteps) {
 }
 
 // The grid that use_native_flow_schedule asks for is the explicit list the reference was given.
-TEST_F(GoldenScheduler, NativeGrid) {
+TEST_P(GoldenScheduler, NativeGrid) {
   int found = 0;
   for (const Case& c : cases_) {
     if (c.name.find("native") == std::string::npos) continue;
@@ -101,8 +101,8 @@ std::vector<float> velocity_at(const std::vector<float>& x, int i, int64_t row) 
   return v;
 }
 
-TEST_F(GoldenScheduler, Trajectories) {
-  const golden::Tensors tensors(golden::directory() / "scheduler/tensors.safetensors");
+TEST_P(GoldenScheduler, Trajectories) {
+  const golden::Tensors tensors(GetParam() / "tensors.safetensors");
   const auto backend = cpu::make_cpu_backend();
   const Shape shape = tensors.shape("x_init");
   const int64_t row = shape[shape.rank() - 1];
@@ -134,6 +134,17 @@ TEST_F(GoldenScheduler, Trajectories) {
     }
   }
 }
+
+std::vector<std::filesystem::path> areas() {
+  std::vector<std::filesystem::path> found;
+  for (const auto& set : {golden::directory(), golden::modes_directory()}) {
+    if (std::filesystem::exists(set / "scheduler/case.json")) found.push_back(set / "scheduler");
+  }
+  return found;
+}
+
+INSTANTIATE_TEST_SUITE_P(Areas, GoldenScheduler, testing::ValuesIn(areas()));
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenScheduler);
 
 // The solver on one number: x_0 = 1 with the velocity x / 2 - 1 / 4 + sigma. The expected values
 // were computed by hand from the published update rules.
