@@ -246,7 +246,7 @@ FrameReader::FrameReader(std::span<const uint8_t> bytes, const std::string& name
     : state_(std::make_unique<State>()) {
   state_->name = name;
   state_->memory.emplace(bytes);
-  state_->io = state_->memory->open(name);
+  state_->io = state_->memory->open_to_read(name);
   state_->open(nullptr, contents);
 }
 

@@ -6,11 +6,11 @@
 
 namespace orrery::av {
 
-MemoryIo Memory::open(const std::string& name) {
+MemoryIo Memory::open(const std::string& name, bool to_write) {
   constexpr int kBufferBytes = 1 << 16;
   auto* buffer = static_cast<unsigned char*>(checked(av_malloc(kBufferBytes), name));
-  AVIOContext* io = avio_alloc_context(buffer, kBufferBytes, written_ ? 1 : 0, this, read,
-                                       written_ ? write : nullptr, seek);
+  AVIOContext* io = avio_alloc_context(buffer, kBufferBytes, to_write ? 1 : 0, this, read,
+                                       to_write ? write : nullptr, seek);
   if (!io) av_free(buffer);
   return MemoryIo(checked(io, name));
 }

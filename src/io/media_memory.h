@@ -17,16 +17,19 @@ inline void free_memory_io(AVIOContext** io) {
 }
 using MemoryIo = std::unique_ptr<AVIOContext, Deleter<free_memory_io>>;
 
-// A position in bytes that may be read and, where they are owned, written.
+// A position in bytes. They, and this object, must outlive what it opens.
 class Memory {
  public:
-  // Both must outlive what open() returns.
   explicit Memory(std::span<const uint8_t> bytes) : read_(bytes) {}
+  // Another one may write them meanwhile.
   explicit Memory(std::vector<uint8_t>& bytes) : written_(&bytes) {}
 
-  MemoryIo open(const std::string& name);
+  MemoryIo open_to_read(const std::string& name) { return open(name, false); }
+  // Of a vector, which grows.
+  MemoryIo open_to_write(const std::string& name) { return open(name, true); }
 
  private:
+  MemoryIo open(const std::string& name, bool to_write);
   std::span<const uint8_t> bytes() const { return written_ ? *written_ : read_; }
   static int read(void* opaque, uint8_t* out, int size);
   static int write(void* opaque, uint8_t* in, int size);

@@ -244,7 +244,7 @@ void VideoEncoder::State::open_format() {
   }
   open_video();
   if (!options.audio.empty()) open_audio();
-  io = memory.open(name);
+  io = memory.open_to_write(name);
   format->pb = io.get();
   format->opaque = this;
   format->io_open = read_again;
@@ -323,8 +323,8 @@ int VideoEncoder::State::read_again(AVFormatContext* context, AVIOContext** io, 
                                     AVDictionary**) {
   auto& state = *static_cast<State*>(context->opaque);
   try {
-    state.second = std::make_unique<av::Memory>(std::span<const uint8_t>(state.bytes));
-    *io = state.second->open(state.name).release();
+    state.second = std::make_unique<av::Memory>(state.bytes);
+    *io = state.second->open_to_read(state.name).release();
   } catch (const std::exception&) {
     return AVERROR(ENOMEM);
   }
@@ -339,7 +339,7 @@ int VideoEncoder::State::close_again(AVFormatContext*, AVIOContext* io) {
 // Reads the finished file back as a player would see it.
 void VideoEncoder::State::verify() {
   av::Memory source{std::span<const uint8_t>(bytes)};
-  const av::MemoryIo reading = source.open(name);
+  const av::MemoryIo reading = source.open_to_read(name);
   AVFormatContext* context = av::checked(avformat_alloc_context(), name);
   context->pb = reading.get();
   check(avformat_open_input(&context, nullptr, nullptr, nullptr), "reading the file back");
