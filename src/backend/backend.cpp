@@ -298,12 +298,26 @@ void Backend::gather_rows(MutView out, View table, std::span<const int64_t> ids)
 }
 
 namespace {
-void check_product(const Checker& check, const View& x, const View& w) {
-  check.tensor("x", x);
-  check.rank("x", x, 2);
-  check.rank("w", w, 2);
-  check.on_device("w", w);
-  check.that(is_weight(w.dtype), "w is ", name_of(w.dtype));
+// A factor of a product: plain values, or 8 bits with scales of the right shape.
+void check_operand(const Checker& check, const char* name, const Operand& x) {
+  check.rank(name, x, 2);
+  check.on_device(name, x);
+  if (!x.scales) {
+    return check.that(!is_narrow(x.dtype), name, " is ", name_of(x.dtype), " without scales");
+  }
+  check.that(is_narrow(x.dtype), name, " is ", name_of(x.dtype), ", which takes no scales");
+  check.rows(name, x);
+  check.on_device("scales", x.scales);
+  check.shape("scales", x.scales, x.block.shape_for(x.shape));
+  check.that(x.scales.dtype == DType::f32, "scales are ", name_of(x.scales.dtype),
+             ", expected f32");
+}
+
+void check_product(const Checker& check, const Operand& x, const Operand& w) {
+  check_operand(check, "x", x);
+  check_operand(check, "w", w);
+  if (!x.scales) check.tensor("x", x);
+  check.that(w.scales || is_weight(w.dtype), "w is ", name_of(w.dtype));
   check.that(w.dim(1) == x.dim(1), "k is ", x.dim(1), " in x but ", w.dim(1), " in w");
   check.that(w.stride(1) == 1 || w.stride(0) == 1 || w.numel() == 0, "w has strides ", w.strides);
 }
@@ -312,7 +326,7 @@ double product_flops(const View& x, const View& w) {
 }
 }  // namespace
 
-Ran Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
+Ran Backend::linear(MutView out, Operand x, Operand w, const LinearOptions& options) {
   const Checker check{"linear", device()};
   check.tensor("out", out);
   check_product(check, x, w);
@@ -330,7 +344,7 @@ Ran Backend::linear(MutView out, View x, View w, const LinearOptions& options) {
              });
 }
 
-Ran Backend::gated_linear(MutView out, View x, View w) {
+Ran Backend::gated_linear(MutView out, Operand x, Operand w) {
   const Checker check{"gated_linear", device()};
   check.tensor("out", out);
   check_product(check, x, w);
@@ -340,6 +354,30 @@ Ran Backend::gated_linear(MutView out, View x, View w) {
   return run("gated_linear", product_flops(x, w), touched({out, x, w}), [&] {
     return do_gated_linear({out, x, w});
   });
+}
+
+void Backend::quantise(MutOperand out, View x, Scaling scaling) {
+  const Checker check{"quantise", device()};
+  check.tensor("x", x);
+  check.rank("x", x, 2);
+  check.shape("out", out, x.shape);
+  check.that(static_cast<bool>(out.scales), "out has no scales");
+  check_operand(check, "out", out);
+  if (out.numel() == 0) return;
+  const double reads = scaling == Scaling::amax ? 2 : 1;
+  run("quantise", reads * double(x.numel()), touched({out}) + reads * touched({x}),
+      [&] { do_quantise(out, x, scaling); });
+}
+
+void Backend::dequantise(MutView out, Operand x) {
+  const Checker check{"dequantise", device()};
+  check.tensor("out", out);
+  check.rank("out", out, 2);
+  check.shape("x", x, out.shape);
+  check.that(static_cast<bool>(x.scales), "x has no scales");
+  check_operand(check, "x", x);
+  if (out.numel() == 0) return;
+  run("dequantise", double(x.numel()), touched({out, x}), [&] { do_dequantise(out, x); });
 }
 
 void Backend::rms_norm(MutView out, View x, View weight, const Norm& norm) {

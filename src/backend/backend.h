@@ -23,6 +23,7 @@
 
 #include "backend/calls.h"
 #include "base/work_observer.h"
+#include "tensor/quantise.h"
 #include "tensor/tensor.h"
 #include "tensor/view.h"
 
@@ -132,11 +133,12 @@ class Backend {
 
   // out [M, N] = activation(x [M, K] . w^T + bias) + residual; w [N, K] with row stride >= K, or
   // its transpose view (stride 1 in dim 0). x and out have contiguous rows. w may be bf16 or f16
-  // with f32 x.
-  Ran linear(MutView out, View x, View w, const LinearOptions& options = {});
+  // with f32 x. Either may be an operand of 8 bits with its scales, w then with contiguous rows:
+  // the product is that of the values times their scales.
+  Ran linear(MutView out, Operand x, Operand w, const LinearOptions& options = {});
   // out [M, N] = silu(x g^T) * (x u^T), rounded once; w [2N, K] holds the rows of g, then those of
   // u. Contiguous rows; w as linear() takes it.
-  Ran gated_linear(MutView out, View x, View w);
+  Ran gated_linear(MutView out, Operand x, Operand w);
   // Rows of x normalised, times weight [C]. out may be x.
   void rms_norm(MutView out, View x, View weight, const Norm& norm);
   // Per head: RMS norm with weight [D] (skipped when weight is empty), then rotation
@@ -144,6 +146,15 @@ class Backend {
   // In bf16 the product terms are rounded as in the reference only to within 2 ulp.
   // out may be x; out may lie inside a larger K buffer (any row stride).
   void qk_norm_rope(MutView out, View x, View weight, View cos, View sin, const Norm& norm);
+
+  // --- matrices of 8 bits (tensor/quantise.h has the arithmetic, which is the same to the bit on
+  // every backend)
+
+  // out [M, N] f8e4m3 or i8 with f32 scales = x [M, N] f32 or bf16; rows contiguous. The scales are
+  // read or made, as `scaling` says.
+  void quantise(MutOperand out, View x, Scaling scaling);
+  // out [M, N] f32 or bf16 = the values of x times their scales.
+  void dequantise(MutView out, Operand x);
 
   // --- attention
 
@@ -223,6 +234,8 @@ class Backend {
   virtual void do_gather_rows(MutView out, View table, std::span<const int64_t> ids) = 0;
   virtual Ran do_linear(const LinearArgs& call) = 0;
   virtual Ran do_gated_linear(const GatedLinearArgs& call) = 0;
+  virtual void do_quantise(MutOperand out, View x, Scaling scaling) = 0;
+  virtual void do_dequantise(MutView out, Operand x) = 0;
   virtual void do_rms_norm(MutView out, View x, View weight, const Norm& norm) = 0;
   virtual void do_qk_norm_rope(MutView out, View x, View weight, View cos, View sin,
                                const Norm& norm) = 0;

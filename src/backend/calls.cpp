@@ -6,6 +6,9 @@ namespace orrery {
 
 namespace {
 std::string typed(const View& x) { return concat(x.shape, " ", name_of(x.dtype)); }
+std::string typed(const Operand& x) {
+  return typed(View(x)) + (x.scales ? concat(" with scales ", x.scales.shape) : "");
+}
 }  // namespace
 
 std::string describe(const LinearArgs& call) {

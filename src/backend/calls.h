@@ -7,7 +7,7 @@
 #include <string>
 
 #include "backend/attention_plan.h"
-#include "tensor/view.h"
+#include "tensor/operand.h"
 
 namespace orrery {
 
@@ -34,13 +34,13 @@ struct Conv3d {
 
 struct LinearArgs {
   MutView out;
-  View x, w;
+  Operand x, w;
   LinearOptions options = {};
 };
 
 struct GatedLinearArgs {
   MutView out;
-  View x, w;
+  Operand x, w;
 };
 
 struct AttentionArgs {

@@ -36,6 +36,8 @@ class DryRunBackend : public Backend {
   void do_gather_rows(MutView, View, std::span<const int64_t>) override {}
   Ran do_linear(const LinearArgs&) override { return {"dry run"}; }
   Ran do_gated_linear(const GatedLinearArgs&) override { return {"dry run"}; }
+  void do_quantise(MutOperand, View, Scaling) override {}
+  void do_dequantise(MutView, Operand) override {}
   void do_rms_norm(MutView, View, View, const Norm&) override {}
   void do_qk_norm_rope(MutView, View, View, View, View, const Norm&) override {}
   Ran do_attention(const AttentionArgs&) override { return {"dry run"}; }

@@ -22,6 +22,8 @@ Stored stored(DType dtype) {
   switch (dtype) {
     case DType::bf16: return Stored::bf16;
     case DType::f16: return Stored::f16;
+    case DType::f8e4m3: return Stored::f8e4m3;
+    case DType::i8: return Stored::i8;
     default: return Stored::f32;
   }
 }

@@ -51,6 +51,10 @@ class CpuBackend final : public Backend {
   }
   Ran do_linear(const LinearArgs& call) override { return linear_.run(call, linear_name_); }
   Ran do_gated_linear(const GatedLinearArgs& call) override { return gated_linear_.run(call); }
+  void do_quantise(MutOperand out, View x, Scaling scaling) override {
+    cpu::quantise(context_, out, x, scaling);
+  }
+  void do_dequantise(MutView out, Operand x) override { cpu::dequantise(context_, out, x); }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cpu::rms_norm(context_, out, x, weight, norm);
   }

@@ -15,7 +15,7 @@ inline constexpr int kMaxVectors = 3;  // widest register tile, in vectors
 enum class Act : uint8_t { none, silu, relu2 };
 
 // Stored types the loops convert from and to.
-enum class Stored : uint8_t { f32, bf16, f16 };
+enum class Stored : uint8_t { f32, bf16, f16, f8e4m3, i8 };
 
 // c [rows, width] (+)= sum over k < depth of a[row][begin + k] * b[k][0 .. width). `rows` and
 // `width` belong to the entry; a has `rows` pointers; b is packed.

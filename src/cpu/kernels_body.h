@@ -110,6 +110,14 @@ inline float half_to_float(uint32_t half) {
   return float_of(int32_t(bits | sign));
 }
 
+// As to_float(f8e4m3), without branches.
+inline float f8e4m3_to_float(uint8_t code) {
+  const uint32_t sign = uint32_t{code & 0x80u} << 24, magnitude = code & 0x7fu;
+  const uint32_t normal = magnitude == 0x7f ? 0x7fc00000u : (magnitude + (120u << 3)) << 20;
+  const auto tiny = uint32_t(bits_of(float(int32_t(magnitude)) * 0x1p-9f));
+  return float_of(int32_t(sign | (magnitude < 8 ? tiny : normal)));
+}
+
 void to_f32(float* out, const void* x, Stored type, int64_t n) {
   const auto* half = static_cast<const AnyU16*>(x);
   const auto* full = static_cast<const AnyF32*>(x);
@@ -122,6 +130,12 @@ void to_f32(float* out, const void* x, Stored type, int64_t n) {
       break;
     case Stored::f32:
       for (int64_t i = 0; i < n; ++i) out[i] = full[i].value;
+      break;
+    case Stored::f8e4m3:
+      for (int64_t i = 0; i < n; ++i) out[i] = f8e4m3_to_float(static_cast<const uint8_t*>(x)[i]);
+      break;
+    case Stored::i8:
+      for (int64_t i = 0; i < n; ++i) out[i] = float(static_cast<const int8_t*>(x)[i]);
       break;
   }
 }

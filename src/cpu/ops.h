@@ -25,6 +25,10 @@ void rms_norm(Context& context, MutView out, View x, View weight, const Norm& no
 void qk_norm_rope(Context& context, MutView out, View x, View weight, View cos, View sin,
                   const Norm& norm);
 
+// linear.cpp
+void quantise(Context& context, MutOperand out, View x, Scaling scaling);
+void dequantise(Context& context, MutView out, const Operand& x);
+
 // Lists in the order of preference, for the life of the context: linear.cpp, attention.cpp,
 // select_blocks.cpp, conv.cpp.
 Implementations<LinearArgs> linear_implementations(Context& context);

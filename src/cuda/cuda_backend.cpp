@@ -105,6 +105,10 @@ class CudaBackend final : public Backend {
   }
   Ran do_linear(const LinearArgs& call) override { return gemm_.run(call); }
   Ran do_gated_linear(const GatedLinearArgs& call) override { return gemm_.run_gated(call); }
+  void do_quantise(MutOperand out, View x, Scaling scaling) override {
+    cuda::quantise(stream(), out, x, scaling);
+  }
+  void do_dequantise(MutView out, Operand x) override { cuda::dequantise(stream(), out, x); }
   void do_rms_norm(MutView out, View x, View weight, const Norm& norm) override {
     cuda::rms_norm(stream(), out, x, weight, norm);
   }

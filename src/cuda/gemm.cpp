@@ -166,6 +166,7 @@ std::string library_reason(const LinearArgs& call) {
   const bool is_narrow = call.x.dtype == DType::bf16 && call.w.dtype == DType::bf16;
   const bool is_full =
       call.x.dtype == DType::f32 && call.w.dtype == DType::f32 && call.out.dtype == DType::f32;
+  if (call.x.scales || call.w.scales) return "multiplies values without scales";
   if (activation != Activation::none) return "has no activations";
   if (!is_narrow && !is_full) return "multiplies bf16 with bf16, or f32 with f32 to f32";
   if (call.w.dim(1) == 0) return "takes at least one column";
@@ -194,9 +195,12 @@ struct Gemm::State {
   std::map<Problem, Plan> plans;
   Scratch workspace, x_scratch, w_scratch, product_scratch;
 
-  View as_f32(Scratch& scratch, const View& view) {
-    const MutView copied = scratch.tensor(view.shape, DType::f32);
-    copy(context.stream(), copied, view);
+  View as_f32(Scratch& scratch, const Operand& operand) {
+    const MutView copied = scratch.tensor(operand.shape, DType::f32);
+    if (operand.scales)
+      dequantise(context.stream(), copied, operand);
+    else
+      copy(context.stream(), copied, operand);
     return copied;
   }
 
@@ -234,6 +238,7 @@ struct Gemm::State {
   // The library's product as f32 sums in scratch, then our epilogue (silu_gate too), which rounds
   // once. Goes through the rows in parts, to bound the scratch.
   Answer with_epilogue(const LinearArgs& call) {
+    if (call.x.scales || call.w.scales) return decline("multiplies values without scales");
     const int64_t width = call.w.dim(0);  // twice out's behind a gate
     const int64_t step = std::max<int64_t>(1, kMaxPartBytes / (width * int64_t(sizeof(float))));
     const auto each_part = [&](const auto& fn) {
@@ -266,7 +271,8 @@ struct Gemm::State {
     return {};
   }
 
-  // Mixed types, broadcast rows, or strides the library refuses: dense f32 copies of both factors.
+  // Mixed types, 8 bits, broadcast rows, or strides the library refuses: dense f32 copies of both
+  // factors.
   Answer widened(const LinearArgs& call) {
     LinearArgs wide = call;
     wide.w = as_f32(w_scratch, call.w);

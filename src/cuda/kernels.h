@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "cuda/context.h"
+#include "tensor/quantise.h"
 
 namespace orrery::cuda {
 
@@ -16,6 +17,9 @@ bool kernels_run_here();
 
 void copy(Stream stream, MutView out, View x);
 void fill(Stream stream, MutView out, float value);
+// As Backend::quantise and dequantise.
+void quantise(Stream stream, MutOperand out, View x, Scaling scaling);
+void dequantise(Stream stream, MutView out, const orrery::Operand& x);
 void lincomb(Stream stream, MutView out, std::span<const Term> terms);
 
 // As Backend::clamp and to_bytes. found becomes 1 when a value of x is NaN or infinite.

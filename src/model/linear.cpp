@@ -13,7 +13,7 @@ int64_t Linear::out_features() const {
 
 int64_t Linear::in_features() const { return weights.empty() ? 0 : weights.front().dim(1); }
 
-void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual,
+void apply(Backend& backend, MutView out, Operand x, const Linear& linear, View residual,
            Activation activation) {
   const bool reduces = linear.reduce != nullptr && linear.reduce->size() > 1;
   require(!reduces || activation == Activation::none,
@@ -44,6 +44,18 @@ void apply(Backend& backend, MutView out, View x, const Linear& linear, View res
     last = linear.reduce->start_all_reduce(out.slice(0, part.begin, part.count));
   }
   linear.reduce->finish(last);
+}
+
+Operand narrowed(Backend& backend, Arena& arena, View x, const Linear& linear) {
+  const DType dtype = linear.weights.front().dtype;
+  if (!is_narrow(dtype)) return x;
+  const bool is_static = static_cast<bool>(linear.input_scale);
+  MutOperand out = arena.make(x.shape, dtype);
+  out.block = is_static ? ScaleBlock{} : ScaleBlock{1, 0};
+  out.scales = is_static ? MutView::cast(linear.input_scale.reshape({1, 1}))
+                         : arena.make(out.block.shape_for(x.shape), DType::f32);
+  backend.quantise(out, x, is_static ? Scaling::given : Scaling::amax);
+  return out;
 }
 
 }  // namespace orrery

@@ -27,7 +27,11 @@ struct Linear {
 // out = activation(x . w^T + b) + residual. `out` spans the parts side by side; `residual` may be
 // `out` itself. With `reduce`, bias and residual are added once, to the first rank's part of the
 // sum.
-void apply(Backend& backend, MutView out, View x, const Linear& linear, View residual = {},
+void apply(Backend& backend, MutView out, Operand x, const Linear& linear, View residual = {},
            Activation activation = Activation::none);
+
+// x in the 8 bits that the linear's weights are held in, in memory of the arena; x itself when they
+// are not. What a product of two 8-bit factors takes.
+Operand narrowed(Backend& backend, Arena& arena, View x, const Linear& linear);
 
 }  // namespace orrery
