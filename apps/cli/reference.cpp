@@ -155,8 +155,7 @@ std::string markdown_page() {
   std::string page =
       "# Settings\n\nMade by `orrery reference markdown` from the tables that flags, prompt files, "
       "reports and checks are made from; a test holds it against them.\n\n## A request\n\nThe "
-      "first "
-      "column is the name in prompt files and reports.\n";
+      "first column is the name in prompt files and reports.\n";
   add_table(page, request_fields(), "name");
   page += "\n## The engine\n";
   add_table(page, engine_fields(), "name");
@@ -198,10 +197,8 @@ std::string bash_completion() {
          commands + "\" -- \"$word\"))\n    return\n  fi\n  case $before in\n" + choices +
          "  esac\n  case ${COMP_WORDS[1]} in\n" + cases +
          "  esac\n  case $word in\n    -*) COMPREPLY=($(compgen -W \"$flags\" -- \"$word\")) ;;\n  "
-         "  "
-         "*) COMPREPLY=($(compgen -f -- \"$word\")) ;;\n  esac\n}\ncomplete -o filenames -F "
-         "_orrery "
-         "orrery\n";
+         "  *) COMPREPLY=($(compgen -f -- \"$word\")) ;;\n  esac\n}\ncomplete -o filenames -F "
+         "_orrery orrery\n";
 }
 
 std::string escaped_for_zsh(std::string_view text) {

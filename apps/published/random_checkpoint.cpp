@@ -181,10 +181,8 @@ Json byte_tokenizer() {
 
 constexpr const char* kChatTemplate =
     "{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + "
-    "message['content'] + "
-    "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "
-    "'<|im_start|>assistant\\n' }}"
-    "{%- endif %}";
+    "message['content'] + '<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "
+    "'<|im_start|>assistant\\n' }}{%- endif %}";
 
 void write_text(const fs::path& file, const std::string& text) {
   OutputFile out(file);

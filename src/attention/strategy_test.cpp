@@ -242,8 +242,7 @@ const BadCase kBadDocuments[] = {
      R"("b": {"default": "e"}}, "schedule": {"coordinate": "step_index", "phases": )"
      R"([{"until": 2, "layout": "a"}, {"until": null, "layout": "b"}]}})",
      "run.json: layouts.b: cosmos3.und of layer 0 uses the preset \"e\" here but \"d\" in the "
-     "layout "
-     "\"a\""},
+     "layout \"a\""},
     // Rule 10.
     {"SparsityOne", with_selection(R"({"name": "block_topk", "config": {"target_sparsity": 1}})"),
      "presets.p.config.selection.config.target_sparsity: expected target_sparsity in [0, 1), found "

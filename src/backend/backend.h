@@ -90,8 +90,8 @@ class Backend {
 
   // --- uploads beside the calls (weights that take turns on the device)
 
-  // Host memory that the device reads by itself; plain memory where that is no difference. From any
-  // thread. Throws Error{out_of_memory} when there is no more of it to pin.
+  // Pinned host memory, which the device reads by itself; backends without a device return plain
+  // memory. Called from any thread. Throws Error{out_of_memory} when no more memory can be pinned.
   virtual Buffer allocate_pinned(size_t bytes) { return allocate_host(bytes); }
   // A lane holds one upload at a time.
   int make_lane() { return next_lane_++; }

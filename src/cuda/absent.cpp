@@ -8,8 +8,7 @@ namespace {
 [[noreturn]] void refuse() {
   fail(ErrorKind::unsupported,
        "device cuda: this build of orrery has no CUDA; configure it with `cmake --preset cuda`, or "
-       "use "
-       "--device cpu");
+       "use --device cpu");
 }
 }  // namespace
 

@@ -45,8 +45,7 @@ int count_devices() {
   if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
     fail(ErrorKind::device,
          "device cuda: the driver shows no GPU (check CUDA_VISIBLE_DEVICES and nvidia-smi); use "
-         "--device "
-         "cpu to run without one");
+         "--device cpu to run without one");
   }
   if (error != cudaSuccess) {
     fail(ErrorKind::device, "device cuda: the GPUs cannot be listed: ", cudaGetErrorString(error),

@@ -21,10 +21,8 @@ std::string value_of(const std::string& expression) { return render("{{ " + expr
 TEST(ChatTemplate, ChatMl) {
   EXPECT_EQ(
       render("{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + "
-             "message['content'] + "
-             "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- "
-             "'<|im_start|>assistant\\n' }}"
-             "{%- endif %}"),
+             "message['content'] + '<|im_end|>' + '\\n' }}{%- endfor %}{%- if "
+             "add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"),
       "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nH\u00e9 \U0001f600 <|im_end|>\n"
       "<|im_start|>assistant\n");
 }

@@ -75,14 +75,14 @@ TEST(Prompt, NumbersAreRoundedHalfToEven) {
 
 // Section 4.1; blanks at the prompt's end give way to the one before the sentence.
 TEST(EmphasizedText, NamesTheControls) {
-  EXPECT_EQ(emphasized_text("A road. \n", {"edge"}),
-            "A road. Follow the edge control video precisely: shape, contour, silhouette, "
-            "position, and motion of "
-            "every visible structure must align with the edge signal at every frame.");
-  EXPECT_EQ(emphasized_text("", {"blur", "seg"}),
-            " Follow the blur, seg control video precisely: shape, contour, silhouette, position, "
-            "and motion of "
-            "every visible structure must align with the blur, seg signal at every frame.");
+  EXPECT_EQ(
+      emphasized_text("A road. \n", {"edge"}),
+      "A road. Follow the edge control video precisely: shape, contour, silhouette, position, and "
+      "motion of every visible structure must align with the edge signal at every frame.");
+  EXPECT_EQ(
+      emphasized_text("", {"blur", "seg"}),
+      " Follow the blur, seg control video precisely: shape, contour, silhouette, position, and "
+      "motion of every visible structure must align with the blur, seg signal at every frame.");
 }
 
 ActionCaption caption(const char* prompt, int64_t chunk_size, double fps, int64_t height,
@@ -174,8 +174,7 @@ TEST(Prompt, SystemPromptsAreWordedAsTrained) {
             "You are a helpful assistant who will generate videos from a give prompt.");
   EXPECT_EQ(text_of(SystemPrompt::transfer),
             "You are a helpful assistant that generates images or videos following the user's "
-            "instructions and control "
-            "signals (edge maps, blur, depth, or segmentation).");
+            "instructions and control signals (edge maps, blur, depth, or segmentation).");
   EXPECT_EQ(conversation_of(SystemPrompt::none, "x").size(), 1u);
 }
 

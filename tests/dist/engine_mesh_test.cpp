@@ -216,8 +216,7 @@ TEST(EngineMesh, RefusesDegreesThatDoNotFit) {
   };
   says({3, 1, 1},
        "tp degree 3 does not divide this checkpoint's 4 query heads, 2 key/value heads, 768 "
-       "feed-forward "
-       "columns; degrees that do: 1, 2");
+       "feed-forward columns; degrees that do: 1, 2");
   says({4, 1, 1}, "degrees that do: 1, 2");
   says({1, 3, 1},
        "cp degree 3 does not divide the 4 query heads of a rank (4 over tp 1); degrees that do: 1, "
