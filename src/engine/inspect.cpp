@@ -52,6 +52,7 @@ Json describe(const fs::path& model) {
                                     .set("num_attention_heads", t.num_attention_heads)
                                     .set("num_key_value_heads", t.num_key_value_heads)
                                     .set("head_dim", t.head_dim));
+  if (!t.quantisation.method.empty()) components.set("quantisation", t.quantisation.method);
   components.set("vae", component_json(model / "vae")
                             .set("latent_channels", checkpoint.vae.z_dim)
                             .set("spatial_factor", checkpoint.vae.scale_factor_spatial)

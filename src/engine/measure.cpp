@@ -99,9 +99,10 @@ DryRequest::DryRequest(const Checkpoint& checkpoint, const Settings& settings,
 PartSizes DryRequest::place_weights_here() {
   // Checkpoints hold bf16, which the CPU reads as it is.
   const DType held = placement_.device == DeviceKind::cpu ? DType::bf16 : placement_.dtype;
+  const HoldRule hold = model_.config().quantisation.hold_rule(held);
   const Shard shard{groups_.place().tp, groups_.mesh.tp, nullptr};
   place_weights(
-      dry_, [&](WeightVisitor& v) { model_.visit_und(v), model_.visit_gen(v); }, held, shard);
+      dry_, [&](WeightVisitor& v) { model_.visit_und(v), model_.visit_gen(v); }, hold, shard);
   place_weights(
       dry_, [&](WeightVisitor& v) { vae_.visit(v); }, held);
   if (sound_) {
@@ -109,7 +110,7 @@ PartSizes DryRequest::place_weights_here() {
         dry_, [&](WeightVisitor& v) { sound_->visit(v); }, SoundDecoder::kWeightType);
   }
   return part_sizes({model_, vae_, sound_ ? &*sound_ : nullptr},
-                    {held, shard, placement_.fuses_weights}, held);
+                    {hold, shard, placement_.fuses_weights}, held);
 }
 
 // For its memory; its work is counted with the prompt and with a step.

@@ -52,7 +52,14 @@ void RankState::load(int64_t host_memory) {
   // The CPU reads bf16 weights from the mapping; a device holds them in the type it computes in.
   LoadOptions of;
   if (backend->device() != DeviceKind::cpu) of.hold = dtype;
-  of.ignored = Transformer::is_unused;
+  const Quantisation& quantisation = checkpoint().transformer.quantisation;
+  of.dialect = quantisation.dialect();
+  of.ignored = [](std::string_view name) {
+    return Transformer::is_unused(name) || Quantisation::is_unused(name);
+  };
+  require(options.lora.empty() || quantisation.method.empty(), ErrorKind::unsupported,
+          "adapters are not merged into weights of 8 bits (", quantisation.method,
+          "); use the checkpoint with bf16 weights");
   of.shard = {groups.place().tp, groups.mesh.tp, groups.tp.get()};
   // One rank for each slice looks at its numbers; a fault ends all.
   of.check_finite = groups.place().cp == 0 && groups.place().cfg == 0;

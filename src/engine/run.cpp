@@ -122,6 +122,7 @@ Attention& Run::attention_of(const Context& context) {
 
 // The text tower of every branch and the rotary tables of every context.
 void Run::read_prompts() {
+  set_precision(Tower::und, networks_.transformer.config().quantisation.policy.text);
   if (options_.text_with_first_step)
     text_waits_ = true;
   else

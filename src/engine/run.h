@@ -142,6 +142,7 @@ class Run {
 
   // run_step.cpp
   void warm_up_layouts();
+  void set_precision(Tower tower, Precision precision);
   void step(int i);
   void evaluate_all(const std::function<bool(size_t)>& counts);
   void combine(const std::function<bool(size_t)>& counts);
@@ -189,8 +190,9 @@ class Run {
   Stream vision_, sound_, action_;
   Tensor time_;  // the timestep as the transformer embeds it
   std::vector<std::vector<float>> sound_track_;
-  bool text_waits_ = false;          // for the first step
-  const RunHooks* hooks_ = nullptr;  // of the stage that runs
+  bool text_waits_ = false;                  // for the first step
+  Precision precision_ = Precision::native;  // of the generation tower
+  const RunHooks* hooks_ = nullptr;          // of the stage that runs
 };
 
 }  // namespace orrery

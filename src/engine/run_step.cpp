@@ -104,6 +104,7 @@ void Run::evaluate(std::span<const size_t> contexts, bool may_replay) {
   if (!replays) return evaluation();
   std::string key = "contexts";
   for (size_t c : contexts) key += concat(" ", c);
+  if (precision_ == Precision::a16) key += " a16";
   attention_of(contexts_[contexts.front()]).replay(key, evaluation);
 }
 
@@ -221,6 +222,13 @@ void Run::solve(int i) {
   if (action_ && settings_.action->noisy) mask_action(action_.sample.view);
 }
 
+// Of 8-bit weights. A dry run sizes what needs most: products whose inputs are rounded first.
+void Run::set_precision(Tower tower, Precision precision) {
+  if (backend_.is_dry()) precision = Precision::native;
+  networks_.transformer.set_precision(tower, precision);
+  if (tower == Tower::gen) precision_ = precision;
+}
+
 void Run::step(int i) {
   const int num_steps = settings_.schedule.num_steps();
   const float timestep = settings_.schedule.timesteps[static_cast<size_t>(i)];
@@ -231,6 +239,8 @@ void Run::step(int i) {
   const auto counts = [&](size_t c) {
     return c == 0 || contexts_[c].factor != 0 || backend_.is_dry();
   };
+  const StepPolicy& policy = networks_.transformer.config().quantisation.policy;
+  set_precision(Tower::gen, policy.at(i, num_steps));
   networks_.transformer.embed_time(arena_, time_.view, timestep);
   evaluate_all(counts);
   share_velocities(counts);

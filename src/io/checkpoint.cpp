@@ -348,7 +348,7 @@ class FolderReader {
 
   void refuse_quantised() const {
     const auto refuse = [&](const std::string& algorithm, const std::filesystem::path& said_by) {
-      if (algorithm.empty()) return;
+      if (algorithm.empty() || algorithm == "FP8") return;  // the transformer's config says more
       fail(ErrorKind::unsupported, model_.folder.string(), ": ", relative(said_by),
            " says that the weights are quantised with ", algorithm,
            ", which cannot be read; use the checkpoint with bf16 weights");
@@ -359,10 +359,6 @@ class FolderReader {
       const Json config = Json::load(file);
       refuse(algorithm_of(config.has("quantization") ? config.find("quantization") : &config),
              file);
-    }
-    if (model_.transformer.config.is_object()) {
-      refuse(algorithm_of(model_.transformer.config.find("quantization_config")),
-             model_.transformer.folder / "config.json");
     }
   }
 

@@ -85,7 +85,7 @@ void Transformer::GenPass::State::make_part(const TowerLayer& weights,
   MutView fused = arena.make({count() * part.count, weights.qkv.out_features()}, x.dtype);
   MutView normed = arena.make({count() * part.count, x.dim(1)}, x.dtype);
   backend.rms_norm(normed, x.slice(0, part.begin, count() * part.count), weights.input_norm, norm);
-  apply(backend, fused, normed, weights.qkv);
+  apply(backend, fused, weights.input(backend, arena, normed, weights.qkv), weights.qkv);
   for (int64_t n = 0; n < count(); ++n) {
     const Evaluation& e = evaluations[static_cast<size_t>(n)];
     AttentionInputs& to = inputs[static_cast<size_t>(n)];
@@ -128,7 +128,10 @@ void Transformer::GenPass::State::layer(int index) {
       const MutView mine = rows_of(n);
       for (const RowRange& part : parts) {
         MutView rows = mine.slice(0, part.begin, part.count);
-        apply(backend, rows, as_rows(e.attention->output(inputs[n], part)), weights.out, rows);
+        Arena::Scope part_scope(arena);
+        const View attended = as_rows(e.attention->output(inputs[n], part));
+        apply(backend, rows, weights.input(backend, arena, attended, weights.out), weights.out,
+              rows);
       }
     }
   }

@@ -11,6 +11,12 @@ namespace orrery {
 
 class Communicator;
 
+// How a projection of 8-bit weights is computed; others know no difference.
+enum class Precision : uint8_t {
+  native,  // its input rounded to the same 8 bits
+  a16,     // its weights widened, its input as it is
+};
+
 // One or several weight matrices that are applied to the same input and whose outputs lie side by
 // side: [N_i, K] each. A backend that fuses weights holds them as one.
 struct Linear {

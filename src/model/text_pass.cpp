@@ -65,7 +65,7 @@ void Transformer::TextPass::State::layer(int i, Text& text) {
   MutView normed = arena.make(x.shape, x.dtype);
   backend.rms_norm(normed, x, weights.input_norm, norm);
   MutView fused = arena.make({cache.text, weights.qkv.out_features()}, x.dtype);
-  apply(backend, fused, normed, weights.qkv);
+  apply(backend, fused, weights.input(backend, arena, normed, weights.qkv), weights.qkv);
   Heads heads = split_heads(fused, weights.qkv, config);
 
   cache.k.push_back(backend.allocate_tensor(heads.k.shape, x.dtype));
@@ -87,7 +87,7 @@ void Transformer::TextPass::State::layer(int i, Text& text) {
   MutView attended = arena.make(heads.q.shape, x.dtype);
   attention.run_text(arena, {attended, heads.q, causal_k, cache.v.back().view}, i,
                      text.prompt.branch);
-  apply(backend, x, as_rows(attended), weights.out, x);
+  apply(backend, x, weights.input(backend, arena, as_rows(attended), weights.out), weights.out, x);
   mlp(backend, arena, x, weights, config.hidden_act, norm);
 }
 

@@ -24,17 +24,18 @@ void mlp(Backend& backend, Arena& arena, MutView x, const TowerLayer& layer, Act
   MutView normed = arena.make(x.shape, x.dtype);
   backend.rms_norm(normed, x, layer.post_norm, norm);
   MutView inner = arena.make({rows, wide}, x.dtype);
+  const Operand read = layer.input(backend, arena, normed, layer.up);
   // A gate and its factor that lie in one matrix are one call.
   if (act == Activation::silu_gate && layer.up.weights.size() == 1) {
-    backend.gated_linear(inner, normed, layer.up.weights.front());
+    backend.gated_linear(inner, read, layer.up.weights.front());
   } else if (act == Activation::silu_gate) {
     MutView gate_up = arena.make({rows, 2 * wide}, x.dtype);
-    apply(backend, gate_up, normed, layer.up);
+    apply(backend, gate_up, read, layer.up);
     backend.activation(inner, gate_up, act);
   } else {
-    apply(backend, inner, normed, layer.up, {}, act);
+    apply(backend, inner, read, layer.up, {}, act);
   }
-  apply(backend, x, inner, layer.down, x);
+  apply(backend, x, layer.input(backend, arena, inner, layer.down), layer.down, x);
 }
 
 }  // namespace orrery

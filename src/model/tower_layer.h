@@ -17,6 +17,12 @@ struct TowerLayer {
   View norm_k_for_gen;         // [head_dim], text tower of Edge checkpoints only
   Linear up;                   // gate and up side by side, or up alone (relu2)
   Linear down;
+  Precision precision = Precision::native;  // Transformer::set_precision
+
+  // x as one of the layer's projections reads it: in 8 bits where they are, and so computed.
+  Operand input(Backend& backend, Arena& arena, View x, const Linear& projection) const {
+    return precision == Precision::native ? narrowed(backend, arena, x, projection) : Operand(x);
+  }
 };
 
 struct TransformerWeights {

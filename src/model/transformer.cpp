@@ -117,6 +117,11 @@ void Transformer::visit_ends(Tower tower, WeightVisitor& v) {
   }
 }
 
+void Transformer::set_precision(Tower tower, Precision precision) {
+  for (TowerLayer& layer : tower == Tower::und ? weights_->und : weights_->gen)
+    layer.precision = precision;
+}
+
 void Transformer::set_stream(Tower tower, LayerStream* stream) {
   streams_[static_cast<size_t>(tower)] = stream;
 }

@@ -77,6 +77,8 @@ class Transformer {
   // Where a tower's layers come from when they are not all in place; null: they are. The stream
   // outlives its use.
   void set_stream(Tower tower, LayerStream* stream);
+  // How a tower's projections are computed from now on; only those of 8-bit weights differ.
+  void set_precision(Tower tower, Precision precision);
   // Brings a layer in place as a call that uses it would; for measurements.
   void bring_layer(Tower tower, int layer) { layer_of(tower, layer); }
   // Stored tensors that generation never reads.

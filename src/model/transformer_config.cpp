@@ -58,16 +58,8 @@ TransformerConfig TransformerConfig::from_json(const Json& json) {
          "\"; this engine runs Cosmos3OmniTransformer");
   }
   require_present(json);
-  if (const Json* quantised = json.find("quantization_config");
-      quantised && quantised->is_object()) {
-    for (const char* key : {"quant_algo", "quant_method"}) {
-      if (const Json* method = quantised->find(key); method && method->is_string()) {
-        fail(ErrorKind::unsupported, quantised->where(), ": quantised weights (",
-             method->as_string(), ") are not supported; use the bf16 checkpoint");
-      }
-    }
-  }
   TransformerConfig c;
+  c.quantisation = Quantisation::from_json(json);
   read(json, "attention_bias", c.attention_bias);
   read(json, "head_dim", c.head_dim);
   read(json, "hidden_size", c.hidden_size);

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/json.h"
+#include "model/quantisation.h"
 
 namespace orrery {
 
@@ -39,6 +40,7 @@ struct TransformerConfig {
   Activation hidden_act = Activation::silu_gate;  // or relu2 (Edge)
   bool qk_norm_for_text = true;
   bool use_und_k_norm_for_gen = false;
+  Quantisation quantisation;
 
   // Absent fields keep the defaults above, unknown ones are tolerated; a value this engine does not
   // know is refused by name, and so are sizes that contradict each other.
