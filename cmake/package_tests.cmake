@@ -11,18 +11,21 @@ add_test(NAME package.install
          COMMAND ${CMAKE_COMMAND} --install ${PROJECT_BINARY_DIR} --prefix ${prefix})
 set_tests_properties(package.install PROPERTIES FIXTURES_SETUP prefix)
 
-# orrery_package_test(NAME SOURCE PROGRAM): builds SOURCE and makes a clip with PROGRAM.
+# orrery_package_test(NAME SOURCE PROGRAM options...): builds SOURCE, makes a clip with PROGRAM.
 function(orrery_package_test name source program)
   set(folder ${PROJECT_BINARY_DIR}/package/${name})
   add_test(NAME package.${name}
     COMMAND ${CMAKE_CTEST_COMMAND} --build-and-test ${PROJECT_SOURCE_DIR}/${source} ${folder}
             --build-generator ${CMAKE_GENERATOR} --build-target ${program}
-            --build-options ${options}
+            --build-options ${options} ${ARGN}
             --test-command ${folder}/${program} ${checkpoint} ${folder}/clip.mp4)
 endfunction()
 orrery_package_test(find_package examples/embed embed)
 orrery_package_test(static tests/package/static embed_static)
 orrery_package_test(subdirectory tests/package/subdirectory embed_subdirectory)
+# A library without FFmpeg refuses the clip with a sentence.
+orrery_package_test(no_media tests/package/subdirectory embed_subdirectory -DORRERY_MEDIA=OFF)
+set_tests_properties(package.no_media PROPERTIES PASS_REGULAR_EXPRESSION "this build has no FFmpeg")
 
 add_test(NAME package.pkg_config
   COMMAND sh -ec "${CMAKE_CXX_COMPILER} -std=c++20 ${example} -o ${prefix}/embed \
@@ -36,10 +39,11 @@ add_test(NAME package.exports
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/package/check_exports.py
           $<TARGET_FILE:orrery_shared> ${public} ${PROJECT_BINARY_DIR}/include/orrery/version.h)
 
-set_tests_properties(package.find_package package.static package.subdirectory package.pkg_config
-                     PROPERTIES FIXTURES_REQUIRED prefix)
-set_tests_properties(package.install package.find_package package.static package.subdirectory
-                     package.pkg_config package.exports PROPERTIES LABELS slow TIMEOUT 1800)
+set(programs package.find_package package.static package.subdirectory package.no_media
+    package.pkg_config)
+set_tests_properties(${programs} PROPERTIES FIXTURES_REQUIRED prefix)
+set_tests_properties(package.install ${programs} package.exports
+                     PROPERTIES LABELS slow TIMEOUT 1800)
 # Every public header compiles by itself.
 add_custom_target(orrery_public_headers ALL)
 add_dependencies(orrery_public_headers orrery_shared_verify_interface_header_sets)

@@ -98,9 +98,10 @@ endforeach()
 
 # Structured mutations of everything that is read; a short run is a test, a long one a command.
 add_executable(mutation_run ${PROJECT_SOURCE_DIR}/tests/fuzz/mutation_run.cpp)
-target_link_libraries(mutation_run PRIVATE orrery_options orrery_test_support orrery_engine)
+orrery_own(mutation_run)
+target_link_libraries(mutation_run PRIVATE orrery_test_support orrery_engine)
 add_test(NAME mutation_run COMMAND mutation_run 330)
-set_tests_properties(mutation_run PROPERTIES LABELS fuzz ENVIRONMENT "${ORRERY_TEST_ENV}" TIMEOUT 1800)
+set_tests_properties(mutation_run PROPERTIES LABELS slow TIMEOUT 1800)
 
 # What a script can hold against the tree: include directions, pages whose tables are measured
 # lines, the format.
