@@ -3,6 +3,7 @@
 
 #include "commands.h"
 #include "interrupt.h"
+#include "orrery/version.h"
 #include "outputs.h"
 #include "printable.h"
 #include "progress.h"

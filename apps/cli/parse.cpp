@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "orrery/version.h"
+
 namespace orrery::cli {
 
 namespace {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "commands.h"
+#include "orrery/version.h"
 
 namespace orrery::cli {
 

@@ -14,7 +14,6 @@
 #include "orrery/export.h"
 #include "orrery/request.h"
 #include "orrery/result.h"
-#include "orrery/version.h"
 
 namespace ORRERY_API orrery {
 

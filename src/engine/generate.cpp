@@ -9,6 +9,7 @@
 #include "engine/report.h"
 #include "engine/run.h"
 #include "engine/teller.h"
+#include "orrery/version.h"
 
 namespace orrery {
 

@@ -12,6 +12,7 @@
 
 #include "engine/request_fields.h"
 #include "engine/transfer.h"
+#include "orrery/version.h"
 
 namespace orrery {
 
